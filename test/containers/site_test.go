@@ -347,7 +347,8 @@ func (s *site) job(u lab.User, ask bool, begin string, steps []step, args ...str
 func (s *site) check(x step, out string, good bool) {
 	s.t.Helper()
 	text := fmt.Sprintf("$ %s\n%s\n", x.command, strings.TrimRight(out, "\n"))
-	fmt.Fprint(s.log, strings.ReplaceAll(text, s.Path("work"), "$WORK")) // another one in each run
+	lab := strings.TrimSuffix(s.Path(""), "/") // another one in each run
+	fmt.Fprint(s.log, strings.NewReplacer(lab+"/work", "$WORK", lab, "$LAB").Replace(text))
 	s.t.Run(x.name, func(t *testing.T) {
 		want, fails := strings.CutPrefix(x.want, "!")
 		if !strings.Contains(out, want) || fails == good {

@@ -1,7 +1,6 @@
 package slurm
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"

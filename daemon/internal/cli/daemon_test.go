@@ -266,7 +266,7 @@ func TestRunLeaseEnded(t *testing.T) {
 	}
 }
 
-// A lease that the site gives a life time is told to the user when it begins, and once before it ends.
+// Where the site limits a lease's life time, the user is told so when the lease begins, and once more before it ends.
 func TestRunLife(t *testing.T) {
 	d := startDaemon(t)
 	d.life = time.Hour

@@ -42,7 +42,7 @@ type heldLease struct {
 	socket string // the daemon's
 	say    func(string, ...any)
 	ends   time.Time     // by its life time; zero: it does not
-	warn   time.Duration // before ends the user is told
+	warn   time.Duration // how long before ends the user is warned
 	stop   chan struct{}
 	looked chan struct{} // closed when the goroutine has ended; nil before watch
 }
@@ -64,7 +64,7 @@ func hold(ctx context.Context, socket string, r lease.Request, say func(string, 
 	return h, nil
 }
 
-// lifeWarning is how long before the end of the lease's life time, at most, the user is told.
+// lifeWarning is the most time before the end of a lease's life time at which the user is warned.
 const lifeWarning = 10 * time.Minute
 
 // warned tells the user once that the lease ends soon.

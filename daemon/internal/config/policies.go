@@ -9,6 +9,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
@@ -19,15 +20,12 @@ type Quota struct {
 	User    string  // name or number
 	Group   string  // name or number: each of its members by itself
 	Account string  // Slurm's; "*" each by itself that has no line of its own
-	Pool    string  // what is held of it; "" of all pools together
+	Pool    string  // "" is all pools together
 	Slurm   bool    // leases of Slurm's jobs count, and are refused; otherwise only those outside of jobs
 	Percent *uint64 // of GPUs, added up; nil any
 	Mem     *Size   // bytes of GPUs' memory; nil any
 	Leases  *int    // nil any
 }
-
-// AllAccounts is the Account of a quota for accounts that have no quota of their own.
-const AllAccounts = "*"
 
 // Whose says whom a quota is of, as in messages.
 func (q *Quota) Whose() string {
@@ -36,7 +34,7 @@ func (q *Quota) Whose() string {
 		return "user " + q.User
 	case q.Group != "":
 		return "each user of group " + q.Group
-	case q.Account == AllAccounts:
+	case q.Account == lease.EachAccount:
 		return "each account"
 	case q.Account != "":
 		return "account " + q.Account
@@ -115,7 +113,7 @@ func (p *parser) quota(n *yaml.Node) (q Quota) {
 		case "group":
 			q.Group = p.userName(v, key)
 		case "account":
-			if q.Account = v.Value; v.Value != AllAccounts {
+			if q.Account = v.Value; v.Value != lease.EachAccount {
 				q.Account = strings.ToLower(p.userName(v, key)) // as Slurm keeps it
 			}
 		case "pool":

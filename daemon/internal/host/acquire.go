@@ -254,10 +254,7 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 		}
 		c.taken(ctx, got, err)
 		// Hosts that compete for a GPU try again at different times.
-		select {
-		case <-ctx.Done():
-		case <-time.After(rand.N(time.Duration(try+1) * 2 * time.Millisecond)):
-		}
+		pause(ctx, rand.N(time.Duration(try+1)*2*time.Millisecond))
 	}
 	return lease.Lease{}, withSilent(c.last, nil, nil)
 }

@@ -179,7 +179,7 @@ func (a *attempt) settleConflict(ctx context.Context) *lease.Lease {
 	return nil
 }
 
-// quota adds up what is held now that the lease is reserved.
+// quota checks the quotas again, now that the lease is reserved.
 func (a *attempt) quota(ctx context.Context) error {
 	if len(a.quotas) == 0 {
 		return nil

@@ -25,7 +25,7 @@ type chooser struct {
 	age    time.Duration // how old an answer may be
 	all    bool          // ask all owners
 	known  bool          // the last choice was by what is known
-	some   bool          // of a few owners nothing is known
+	some   bool          // a few owners have not been heard of
 	again  bool          // it is the second look at what is known
 	silent []string      // why owners were not asked
 	last   error         // why the last choice could not be had

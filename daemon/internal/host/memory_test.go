@@ -35,7 +35,7 @@ type controllerTask struct {
 	Jobs       int
 }
 
-// mostMemory is what a controller's daemon may take, in KiB besides pages of files: 16 MiB, and 150 KiB for each owner, most of which
+// mostMemory is the most memory of its own that a controller's daemon may take, in KiB, pages of files left out: 16 MiB, and 150 KiB for each owner, most of which
 // is its connection: gRPC's buffers and goroutines, and TLS.
 func mostMemory(owners int) int { return 16<<10 + 150*owners }
 

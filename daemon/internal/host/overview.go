@@ -70,7 +70,7 @@ type poolSeen struct {
 	owners []Peer
 	gpus   []lease.GPU
 	at     map[string][2]int // an owner's part of gpus: first, number
-	some   bool              // a few owners are missing, of which nothing is known
+	some   bool              // a few owners have not been heard of, and are missing in gpus
 }
 
 // claim is what a placement takes of GPUs until their owner's answers show it.
@@ -406,7 +406,7 @@ func (v *overview) ended(cluster, job string, nodes []string, upTo uint64) {
 	}
 }
 
-// unknown returns the owners of which nothing is known.
+// unknown returns the owners that have not been heard of.
 func (v *overview) unknown(owners []Peer) (names []string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

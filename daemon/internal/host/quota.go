@@ -5,7 +5,7 @@ package host
 // No daemon knows all leases of a user: each owner knows those on its GPUs, each host those of its node. So the host that asks
 // for a lease adds up what all owners say, after its own lease has been reserved at the owners that are to grant it:
 //
-//	before   the sum of what is held and what placement chose: a refusal costs the owners' disks nothing
+//	before   check what is held and what placement chose together, so that a refusal writes nothing at the owners
 //	reserve  all owners of the lease have it, for a while
 //	after    the sum again; beyond the quota the reservation is taken back
 //	confirm  the lease is granted
@@ -35,7 +35,7 @@ import (
 // Quota bounds what is held at the same time.
 type Quota struct {
 	User, Group string // name or number; the group's members each by itself; "" both: each user
-	Account     string // all jobs of it in the host's cluster together; EachAccount: of any that has no quota of its own
+	Account     string // all jobs of it in the host's cluster together; lease.EachAccount: of any that has no quota of its own
 	Pool        string // "" all pools together
 	Jobs        bool   // leases of Slurm's jobs count and are refused too
 	Percent     *uint64
@@ -43,9 +43,6 @@ type Quota struct {
 	Leases      *int
 	Whose, Of   string // as refusals say it
 }
-
-// EachAccount is a Quota's Account for those without a quota of their own.
-const EachAccount = "*"
 
 // Who is a user as this node knows it.
 type Who struct {
@@ -161,7 +158,7 @@ func (h *Host) quotasOf(ctx context.Context, r *lease.Request) []Quota {
 func (q *Quota) near(r *lease.Request, who *Who) int {
 	number := strconv.FormatUint(uint64(r.UID), 10)
 	switch {
-	case q.Account == EachAccount:
+	case q.Account == lease.EachAccount:
 		return 1
 	case q.Account != "":
 		return yes(q.Account == r.Account, 3)
@@ -325,8 +322,5 @@ func (h *Host) addOwn(sum []lease.Held, of []lease.Holding, owner string) {
 
 // quotaRest waits before a request that met only reservations of others is tried again.
 func quotaRest(ctx context.Context, try int) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(rand.N(time.Duration(try+1) * 10 * time.Millisecond)):
-	}
+	pause(ctx, rand.N(time.Duration(try+1)*10*time.Millisecond))
 }

@@ -233,6 +233,20 @@ func (m *metropolis) host(name string, controller bool) *Host {
 	return h
 }
 
+// heard waits until a controller's daemon has heard of all owners but some.
+func (m *metropolis) heard(h *Host, but ...string) {
+	m.t.Helper()
+	for begun := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		got := h.view.unknown(m.pool.Owners)
+		if slices.Equal(got, but) {
+			return
+		}
+		if time.Since(begun) > time.Minute {
+			m.t.Fatalf("not heard of: %q, want %q", got, but)
+		}
+	}
+}
+
 // sent is the number of messages of each kind.
 func (m *metropolis) sent() map[string]int64 {
 	out := make(map[string]int64)
@@ -270,6 +284,21 @@ func (m *metropolis) check() (gpus, percent int) {
 		}
 	}
 	return gpus, percent
+}
+
+// empty waits until no GPU is granted any more, for so long at most.
+func (m *metropolis) empty(most time.Duration) {
+	m.t.Helper()
+	for begun := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		gpus, _ := m.check()
+		if gpus == 0 {
+			return
+		}
+		if time.Since(begun) >= most {
+			m.t.Errorf("after %v %d GPUs are granted", most, gpus)
+			return
+		}
+	}
 }
 
 // oracle is a pool of which all is known at once.
@@ -452,7 +481,7 @@ func TestMetropolis(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMetropolis(t, owners, gpus, nodes)
 		defer m.end()
-		time.Sleep(5 * time.Second) // the controller's daemon hears of all
+		m.heard(m.ctl)
 		before := m.sent()
 		o, d := newOracle(m), new(day)
 		var wg sync.WaitGroup

@@ -40,11 +40,11 @@ const (
 // SetController says whether this daemon is a controller's, which watches the owners of large pools.
 func (h *Host) SetController(is bool) { h.controller.Store(is) }
 
-// watching is the watches of a Run, by owner.
-type watching map[string]*watched1
+// watching is the watches of a Run, by the owner's name.
+type watching map[string]*watch
 
-// watched1 is the watch of one owner.
-type watched1 struct {
+// watch is the watch of one owner.
+type watch struct {
 	peer *peer
 	stop context.CancelFunc
 }
@@ -69,7 +69,7 @@ func (w watching) keep(ctx context.Context, h *Host, begin func(func())) {
 	for _, p := range owners {
 		if w[p.name] == nil {
 			ctx, stop := context.WithCancel(ctx)
-			w[p.name] = &watched1{p, stop}
+			w[p.name] = &watch{p, stop}
 			h.view.watch(p.name, true)
 			begin(func() { h.watchOwner(ctx, p) })
 		}

@@ -61,7 +61,7 @@ func (s *Service) commentIdle(leases map[string][]lease.Status) {
 	}
 	now := map[string]bool{}
 	s.mu.Lock()
-	before := s.idle
+	before, ends := s.idle, maps.Clone(s.ends)
 	s.idle = now
 	s.mu.Unlock()
 	for _, owner := range slices.Sorted(maps.Keys(leases)) {
@@ -71,7 +71,7 @@ func (s *Service) commentIdle(leases map[string][]lease.Status) {
 				continue
 			}
 			now[l.ID] = true
-			if before[l.ID] {
+			if _, over := ends[k.Job]; over || before[l.ID] { // the job's report is about to be written, or was
 				continue
 			}
 			since := time.Now().Add(-l.Idle).Format(time.DateTime)

@@ -64,5 +64,8 @@ type Counter interface {
 	Held(ctx context.Context, host string, of []Holding) ([]Held, error)
 }
 
+// EachAccount is the account of a quota for each account that has no quota of its own.
+const EachAccount = "*"
+
 // MaxHoldings is the most holdings in one question.
 const MaxHoldings = 64

@@ -25,7 +25,6 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -314,9 +313,6 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 	return nil
 }
 
-// controls says whether this node's daemon is one of the controllers.
-func controls(cfg *config.Config) bool { return slices.Contains(cfg.Slurm.Controllers, cfg.Node) }
-
 func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 	cfg := n.cfg.Load()
 	hc := host.Config{
@@ -327,7 +323,7 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 			return n.dialer().Open(ctx, o, addr, host, r)
 		},
 		DialProbe: n.dialProbe,
-		Pools:     pools(cfg), Users: cfg.Users.Run, Controller: controls(cfg),
+		Pools:     pools(cfg), Users: cfg.Users.Run, Controller: cfg.IsController(),
 		Quotas: quotas(cfg), RunLife: cfg.Users.MaxLife,
 		Reserve: cfg.Lease.Reserve, Renew: cfg.Lease.Renew, Tombstone: cfg.Lease.Tombstone, MaxLife: cfg.Lease.MaxLife,
 		Health: n.health, Stats: n.stats, Files: n.files(),

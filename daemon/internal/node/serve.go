@@ -152,7 +152,7 @@ func (n *Node) reload(read func() (*config.Config, error)) {
 		return
 	}
 	n.host.SetUsers(next.Users.Run)
-	n.host.SetController(controls(next))
+	n.host.SetController(next.IsController())
 	n.host.SetQuotas(quotas(next))
 	n.host.SetRunLife(next.Users.MaxLife)
 	n.jobs.SetSettings(settings(next))
