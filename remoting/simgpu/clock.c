@@ -283,18 +283,20 @@ static void wait_until(struct sim_engine *e, int dev, struct sim_wait *w, const 
 	}
 }
 
+static __thread bool awake[SIM_MAX_DEV];	/* whether this thread is a timer that has woken */
+
 /* A timer does not give work when it wakes. It is waited for only until it sleeps here again. */
 static void thread_up(struct sim_engine *e, int dev, bool up)
 {
-	static __thread bool was[SIM_MAX_DEV];
 	struct sim_proc *p = me();
 	uint64_t real = clock_real();
 
 	e->ask = 0;
-	if (!p || was[dev] == up)
+	if (!p || awake[dev] == up)
 		return;
-	was[dev] = up;
+	awake[dev] = up;
 	atomic_store(&p->stir_clock[dev], clock_now(e, real));
+	atomic_store(&p->up_clock[dev], clock_now(e, real));
 	atomic_store(&p->up_ns[dev], real);
 	atomic_fetch_add(&p->up[dev], up ? 1 : -1);
 }
@@ -355,6 +357,16 @@ static void yield_due(struct sim_engine *e)
 	}
 }
 
+/*
+ * Whether a timer has been awake for LEAD, in a process that runs. If none of its threads does, the timer may wait for the caller, who
+ * may hold a lock of theirs. The caller is not waited for.
+ */
+static bool timer_late(const struct sim_proc *p, int slot, int dev, uint64_t clock)
+{
+	return atomic_load(&p->up[dev]) > (slot == state_slot() && awake[dev]) &&
+	       clock >= atomic_load(&p->up_clock[dev]) + LEAD && idle_runs(p->pid);
+}
+
 /* Whether a process that may soon have work has done nothing for LEAD; forgive gives it another LEAD. */
 static bool others_late(struct sim_engine *e, int dev, uint64_t clock, bool forgive)
 {
@@ -364,13 +376,17 @@ static bool others_late(struct sim_engine *e, int dev, uint64_t clock, bool forg
 
 	who_blocks(e, dev, blocked);
 	for (int i = 0; i < SIM_MAX_PROC && !late; i++) {
-		if (!p[i].pid || !p[i].contexts[dev] || i == state_slot() || blocked[i] ||
-		    clock < atomic_load(&p[i].stir_clock[dev]) + LEAD || idle_is(&p[i], dev, real))
+		if (!p[i].pid || !p[i].contexts[dev] || blocked[i])
 			continue;
-		if (forgive)
+		if (!timer_late(&p[i], i, dev, clock) && (i == state_slot() ||
+		    clock < atomic_load(&p[i].stir_clock[dev]) + LEAD || idle_is(&p[i], dev, real)))
+			continue;
+		if (forgive) {
 			atomic_store(&p[i].stir_clock[dev], clock);
-		else
+			atomic_store(&p[i].up_clock[dev], clock);
+		} else {
 			late = true;
+		}
 	}
 	return late;
 }

@@ -74,8 +74,7 @@ bool idle_stopped(int pid)
 	return !state || strchr("TtZX", state);
 }
 
-/* Whether any thread of a process, other than the caller, can run now. */
-static bool runnable(int pid)
+bool idle_runs(int pid)
 {
 	char path[320], state;
 	struct dirent *d;
@@ -123,7 +122,7 @@ bool idle_is(struct sim_proc *p, int dev, uint64_t real)
 		last = woke;
 	if (atomic_load(&p->idle_ns[dev]) == last)
 		return true;
-	if (real < last + quiet || (watch ? !watched(p, last) : runnable(p->pid)))
+	if (real < last + quiet || (watch ? !watched(p, last) : idle_runs(p->pid)))
 		return false;
 	atomic_store(&p->idle_ns[dev], last);
 	return true;

@@ -12,6 +12,8 @@ int idle_watch(const char *path);
 bool idle_due(uint64_t since, uint64_t real);
 /* Whether a process is stopped, dead or gone. */
 bool idle_stopped(int pid);
+/* Whether any thread of a process, other than the caller, can run now. */
+bool idle_runs(int pid);
 /* Whether a process is idle; dev is the machine's number. */
 bool idle_is(struct sim_proc *p, int dev, uint64_t real);
 

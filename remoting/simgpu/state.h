@@ -37,7 +37,7 @@ struct sim_proc {
 	 */
 	_Atomic uint64_t stir_ns[SIM_MAX_DEV], stir_clock[SIM_MAX_DEV], idle_ns[SIM_MAX_DEV];
 	_Atomic int up[SIM_MAX_DEV];	/* timers that are awake, and since when: */
-	_Atomic uint64_t up_ns[SIM_MAX_DEV];
+	_Atomic uint64_t up_ns[SIM_MAX_DEV], up_clock[SIM_MAX_DEV];
 	_Atomic int entering;		/* threads that wait for an engine's lock */
 };
 

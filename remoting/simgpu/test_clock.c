@@ -1,5 +1,6 @@
 /* How the simulated clock goes when nothing runs, and who is waited for. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "testclock.h"
@@ -236,6 +237,57 @@ static void t_timer(void)
 	CHECK(late < 500 * MS);		/* waking is real, and the other does 300 us meanwhile in as little as 5 */
 }
 
+static _Atomic uint64_t looks, longest;
+static _Atomic bool over;
+
+static void *look_often(void *unused)
+{
+	uint64_t last, t;
+
+	sluice_sim_wait(0, NULL, 0, clock_ns() + MS, 0);
+	for (last = clock_ns(); !over; last = t, looks++) {
+		for (double real = now_ms(); now_ms() < real + 1;)
+			;
+		sluice_sim_wait(0, NULL, 0, last + MS, 0);
+		t = clock_ns();
+		if (t - last > longest)
+			longest = t - last;
+	}
+	return unused;
+}
+
+/* A timer of the process whose work runs is waited for too, if that process has done nothing for a while: another's work runs between. */
+static void t_own_timer(void)
+{
+	pid_t pid = child();
+	pthread_t timer;
+	uint64_t t;
+
+	begin();
+	CUfunction f = kernel("_Z4nonev");
+
+	if (!pid) {
+		for (;;) {
+			CU(run1(f, NULL, NULL));
+			CU(cuCtxSynchronize());
+		}
+	}
+	CHECK(!pthread_create(&timer, NULL, look_often, NULL));
+	while (looks < 3)
+		usleep(100);
+	longest = 0;
+	t = clock_ns();
+	for (int i = 0; i < 10; i++)
+		CU(run1(f, NULL, NULL));
+	CU(cuCtxSynchronize());
+	CHECK(clock_ns() - t >= 200 * MS);
+	over = true;
+	CHECK(!pthread_join(timer, NULL));
+	kill(pid, SIGKILL);
+	reap(pid, SIGKILL);
+	CHECK(near(longest, 8 * MS, 7 * MS));
+}
+
 static const struct test tests[] = {
 	{ "an idle device's clock", t_idle, { COST, "SLUICE_SIM_IDLE=10" } },
 	{ "the clock jumps", t_jump, { COST, STILL } },
@@ -244,6 +296,7 @@ static const struct test tests[] = {
 	{ "idle as others say", t_watch, { COST, SLOW } },
 	{ "killed while it waits", t_late, { COST, SLOW } },
 	{ "timers", t_timer, { COST, SLOW } },
+	{ "a timer of one's own", t_own_timer, { "SLUICE_SIM_COST=_Z4nonev:10000", STILL } },
 	{ NULL, NULL, { NULL } },
 };
 

@@ -106,6 +106,15 @@ func (r *Reader) Buffered() bool {
 	return r.w > r.r || len(r.ahead) > 0
 }
 
+// Arrived is Buffered that also asks the stream, which is a system call for a socket.
+func (r *Reader) Arrived() bool {
+	if !r.mu.TryLock() {
+		return false
+	}
+	defer r.mu.Unlock()
+	return r.w > r.r || len(r.ahead) > 0 || r.s.Readable(0)
+}
+
 // Next reads the header of the next frame. On success the reader is locked
 // until Done; on failure it is not.
 func (r *Reader) Next(h *Request) error {

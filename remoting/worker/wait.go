@@ -247,7 +247,7 @@ func (s *session) spin(ev uint64) bool {
 		if C.sl_event_query(C.uint64_t(ev)) != C.CUDA_ERROR_NOT_READY {
 			return true
 		}
-		if i%8 == 0 && (time.Since(start) > spinTime || s.stream.Readable(0)) {
+		if i%8 == 0 && (time.Since(start) > spinTime || s.rd.Arrived()) {
 			return false
 		}
 	}

@@ -41,7 +41,7 @@ func TestObserveTheft(t *testing.T) {
 		t.Errorf("the thief was told %q", said)
 	}
 	_, to := w.run(windows * window)
-	w.held(wants{victim[0]: 90}, from, to)
+	to = w.held(wants{victim[0]: 90}, from, to)
 	if got := w.trace.part(tag, from, to); got > 0 {
 		t.Errorf("the thief had %.2f %% of the GPU", got)
 	}
