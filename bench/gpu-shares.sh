@@ -6,13 +6,13 @@
 # Usage: bench/gpu-shares.sh [--gpus 0,1,2,3] [--part PART,PART...] [--quick] [--seconds N] [--windows N] [--quantum T] [--only PATTERN]
 #   as root. --part is of: fixed (10/90 to 50/30/20, each of five loads beside its like, 30 cells of a minute), unlike
 #   (the same percent, each load beside others, 16), together (what launch-bound tenants do in all), lone, floors (best effort, equal,
-#   lending, a live change), kill, vgg, many (24 PyTorch programs); all unless given. And, by itself, switch: a lone tenant on the worker
+#   lending, a live change), kill, theft (work that outlasts its turns, beside a tenant of 90 %), vgg, many (24 PyTorch programs); all unless given. And, by itself, switch: a lone tenant on the worker
 #   build/switch/sluice-worker (bench/prebuild.sh), which keeps turns in every other tenth of a second. Cells are spread over the GPUs; one that would end after --seconds
 #   (default 560) is left out, and said to be. --windows is how many of 10 s (default 5).
 #   --quantum is the length of a turn (sluice.yaml's default). --only leaves cells whose name, as fixed.25-75.gemm, has a match.
 #   --quick is a little of each, in a minute on four GPUs and two on one; --part try needs no GPU.
 # Needs: build/bin, build/shim, GPUs with their driver, python3; for vgg and many torch and torchvision;
-# nvcc, or the program prebuilt at build/shares/share (--build makes it, where nvcc is). No Go.
+# nvcc, or the programs prebuilt in build/shares (--build makes them, where nvcc is). No Go.
 # Raw lines go to $SLUICE_LOGS/shares (default build/gpu-logs/shares); shares/summary.py judges them.
 # Exit status 0 when every bar was held.
 set -u
@@ -20,7 +20,7 @@ set -u
 . "$(dirname "$0")/gpu-lib.sh"
 
 HERE=$BENCH/shares
-PARTS=(lone unlike together floors kill fixed many vgg)
+PARTS=(lone unlike together floors kill theft fixed many vgg)
 GPUS='' CHOSEN=() SECS=560 WINDOWS=5 WINDOW=10 WARM=2 QUANTUM='' ONLY=''
 usage() {
 	sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0" | sed '$d' >&2
@@ -37,7 +37,7 @@ while [ $# -gt 0 ]; do
 	--quick) CHOSEN=(quick) WINDOWS=1 WINDOW=3 WARM=1 ;;
 	--build)
 		mkdir -p "$BUILD/shares"
-		build_cu "$HERE/share.cu" "$BUILD/shares/share"
+		build_cu "$HERE/share.cu" "$BUILD/shares/share" && build_cu "$HERE/thief.cu" "$BUILD/shares/thief"
 		exit
 		;;
 	*) usage ;;
@@ -102,10 +102,19 @@ healthy() { [ "$("$SLUICE" gpus | grep -c ' ok *$')" = ${#GPU[@]} ]; }
 log_header | tee "$RAW"
 echo "== gpu-shares: ${CHOSEN[*]} on GPU ${GPUS}"
 nvidia-smi --query-gpu=index,uuid,clocks.sm,power.draw,temperature.gpu --format=csv,noheader
-SHARE=$BUILD/shares/share
-if [ ! -x "$SHARE" ]; then
-	SHARE=$DIR/share
-	build_cu "$HERE/share.cu" "$SHARE" >"$LOGS/build.txt" 2>&1 || give_up "share.cu was not built: $(tail -n 1 "$LOGS/build.txt")"
+# program NAME: the path of one that is prebuilt, or built now.
+program() {
+	local at=$BUILD/shares/$1
+	if [ ! -x "$at" ]; then
+		at=$DIR/$1
+		build_cu "$HERE/$1.cu" "$at" >"$LOGS/build-$1.txt" 2>&1 || return 1
+	fi
+	echo "$at"
+}
+SHARE=$(program share) || give_up "share.cu was not built: $(tail -n 1 "$LOGS/build-share.txt")"
+THIEF=''
+if [[ " ${CHOSEN[*]} " = *" theft "* ]]; then
+	THIEF=$(program thief) || give_up "thief.cu was not built: $(tail -n 1 "$LOGS/build-thief.txt")"
 fi
 POOLS='' OWNERS=()
 declare -A CONTROL=()
@@ -130,7 +139,7 @@ wait_for 60 "${STARTED[host]}" healthy || give_up "not all GPUs can be lent: $("
 "$SLUICE" gpus
 DRIVER=${SLUICE_OWNER_LIBCUDA:+'"--libcuda", "'$SLUICE_OWNER_LIBCUDA'", "--libnvml", "'${SLUICE_OWNER_LIBNVML:-}'"'}
 cat >"$DIR/site.json" <<-JSON
-	{"sluice": "$SLUICE", "worker": "$WORKER", "lib": "$BUILD/shim", "share": "$SHARE", "python": "$PYTHON",
+	{"sluice": "$SLUICE", "worker": "$WORKER", "lib": "$BUILD/shim", "share": "$SHARE", "thief": "$THIEF", "python": "$PYTHON",
 	 "logs": "$LOGS", "dir": "$DIR", "native_lib": "${SLUICE_NATIVE_LIB:-}", "worker_flags": [$DRIVER],
 	 "gpus": [${GPUS}], "seconds": $((SECS - SECONDS)), "warm": $WARM, "windows": $WINDOWS, "window": $WINDOW, "only": "${ONLY//\\/\\\\}"}
 JSON

@@ -116,6 +116,26 @@ func TestSharesOfNothing(t *testing.T) {
 	want(t, out, "FAIL lone.gemm", "nan of no turns")
 }
 
+// Thieves are judged by what their neighbour lost by them, and that by its share.
+func TestSharesTheft(t *testing.T) {
+	theft := func(beside, robbed float64) map[string]any {
+		return map[string]any{"kind": "theft", "cell": "endless.8", "gpu": 0, "policy": "fixed", "tenants": []any{[]any{"gemm", 90}, []any{"gemm", 10}},
+			"load": "endless", "programs": 8, "alone": 1000, "beside": beside, "robbed": robbed}
+	}
+	out, status := summary(t, theft(893, 888))
+	if status != 0 {
+		t.Errorf("half a point was stolen: exit status %d", status)
+	}
+	want(t, out, "PASS theft.endless.8", "88.80 % delivered beside thieves", "10.50", "1 of 1 bars held")
+	for _, robbed := range []float64{880, 850, 0} {
+		out, status = summary(t, theft(893, robbed))
+		if status != 1 {
+			t.Errorf("%v of 893 are left: exit status %d", robbed, status)
+		}
+		want(t, out, "FAIL theft.endless.8")
+	}
+}
+
 // What is bound by launches is judged by what was measured in turn with it, in the same processes.
 func TestSharesInTurn(t *testing.T) {
 	lone := map[string]any{"kind": "lone", "cell": "small", "gpu": 0, "load": "small",

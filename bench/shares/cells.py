@@ -5,8 +5,8 @@ SITE is a file of gpu-shares.sh that says where things are, and which cells are 
 What the lines say is judged by summary.py. A cell that fails is a line with an error, never a missing one.
 
 Parts: fixed (the percentages, each load beside its like), unlike (the same, each load beside others), together (what launch-bound
-tenants do together), lone, switch (the same within one process), floors (best effort, equal, lending), kill, vgg, many, and quick, which
-is a little of each.
+tenants do together), lone, switch (the same within one process), floors (best effort, equal, lending), kill, theft (work that outlasts
+its turns), vgg, many, and quick, which is a little of each.
 """
 
 import json
@@ -206,6 +206,54 @@ def fate(run, c, tenants):
     return {"at": at, "turn": began, "worker": pid}
 
 
+def crew(run, gpu, load, count, percent):
+    """count programs of one lease that leave work on the GPU once they are told to. One that is ended begins again, for as long as the lease lives."""
+    script = 'n=$1; shift; for i in $(seq "$n"); do { "$@"; while :; do "$@" </dev/null; done; } <&3 & done 3<&0; wait'
+    return Tenant(run.site, gpu, ["sh", "-c", script, "crew", str(count), run.site.thief, load], percent, "fixed", "turns")
+
+
+def theft(run, gpu, c, tenants):
+    """A tenant alone, then beside one that keeps to its turns, then beside the programs of one that does not: what it was delivered in
+    c["seconds"] of each."""
+    (load, percent), (honest, rest) = c["tenants"]
+    start(run, gpu, [(load, percent)], "best-effort", tenants)
+    length, begin = int(c["seconds"] * S), now() + S // 10
+    alone = begin + S
+    beside = alone + 3 * S + 15 * S  # the others' start takes a while
+    thieves = beside + length + 25 * S
+    end = thieves + length
+    tenants[0].tell(f"{begin} {alone} {end + S}")
+    time.sleep(max(0, alone + 3 * S - now()) / S)
+    run.site.change(tenants[0], percent, "fixed")
+    other = Tenant(run.site, gpu, [run.site.share, honest], rest, "fixed", "turns")
+    tenants.append(other)
+    other.ready(12)
+    other.tell(f"{now()} {beside} {beside + length}")
+    said = [shares(run, tenants)]
+    other.result((beside + length - now()) / S + 10)
+    stop([other])
+    tenants.remove(other)
+    gang = crew(run, gpu, c["load"], c["programs"], rest)
+    tenants.append(gang)
+    gang.ready(20)
+    for _ in range(c["programs"] - 1):
+        gang.line("ready", 20)
+    time.sleep(max(0, thieves - S // 2 - now()) / S)
+    gang.tell("")
+    time.sleep(max(0, thieves - now()) / S)
+    said += [shares(run, tenants)]
+    time.sleep(max(0, end - now()) / S)
+    said += [shares(run, tenants)]
+    items = tenants[0].result((end - now()) / S + 20)["items"]
+
+    def speed(a, b):
+        part = items[(a - alone) // SLOT:(b - alone) // SLOT]
+        return sum(part) * S / (b - a)
+
+    return {"alone": speed(alone + S // 2, alone + 5 * S // 2), "beside": speed(beside, beside + length), "robbed": speed(thieves, end),
+            "overruns": gang.said(), "shares": said}
+
+
 def vgg(run, gpu, c, tenants):
     """Tasks that begin at the same time, again and again: on the bare GPU or on fractions."""
     program = [run.site.python, run.site.file("vgg.py"), "--batch", str(c["batch"])]
@@ -313,6 +361,12 @@ def kills(times):
                    "window": 4, "do": timed, "took": 8}
 
 
+def thefts(seconds=10):
+    for load, programs in ("endless", 1), ("endless", 8), ("queued", 1), ("queued", 4):
+        yield {"kind": "theft", "cell": f"{load}.{programs}", "policy": "fixed", "tenants": [("gemm", 90), ("gemm", 10)], "load": load,
+               "programs": programs, "seconds": seconds, "do": theft, "took": 2 * seconds + 50}
+
+
 def inference(batch, images, repeats):
     for cell, how, percents in (("1.native", "native", [100]), ("2.native", "native", [50, 50]), ("1.whole", "turns", [100]),
                                 ("2.halves", "turns", [50, 50])):
@@ -348,6 +402,8 @@ def plan(run, parts):
         rest += list(floors())
     if "kill" in parts:
         rest += [list(kills(3))]
+    if "theft" in parts:
+        rest += list(thefts())
     if "fixed" in parts:
         rest += [mixed(site, [load] * len(mix), mix) for mix in MIXES for load in LOADS]
     if "unlike" in parts:

@@ -22,6 +22,7 @@ MEAN, WINDOW, ALL, LONE = 1.0, 2.0, 0.95, 0.99  # the bars: points, points, part
 FLOOR_POINTS, FLOOR_SECONDS = 2.0, 1.0
 GAP_MS = 100
 HALVES = 0.97
+ROBBED, STOLEN = 0.95, 1.0  # of its share, what a tenant keeps beside thieves; points that those have beyond theirs
 JUDGED = "batch32"  # one image at a time keeps no GPU busy: it is shown beside
 SLOT = 0.1  # s
 LAUNCHES = {"small"}  # loads bound by launches
@@ -230,6 +231,23 @@ def show_fixed(page, cells, alone):
                 "longest gap ms", "turns revoked", ""], rows)
 
 
+def show_theft(page, cells):
+    """What a tenant was delivered beside one that keeps to its turns, and beside one that does not. The points that it lost by that are what was stolen."""
+    cells = [c for c in cells if c["kind"] == "theft" and "robbed" in c]
+    if not cells:
+        return
+    page.title("A tenant of 90 % beside programs of a lease of 10 % whose work outlasts their turns, over 10 s")
+    rows = []
+    for c in cells:
+        (load, percent), (_, rest) = c["tenants"]
+        beside, robbed = (100 * ratio_of(c[k], c["alone"]) for k in ("beside", "robbed"))
+        good = robbed >= ROBBED * percent and rest + beside - robbed <= rest + STOLEN
+        met = page.judge(f"theft.{c['cell']}", good, f"{load} of {percent} %: {robbed:.2f} % delivered beside thieves, {beside:.2f} % beside a tenant "
+                         f"that keeps to its turns; wanted {ROBBED * percent:.1f} %, and less than {STOLEN} points less")
+        rows.append([f"{c['programs']} x {c['load']}", c["gpu"], f"{beside:.2f}", f"{robbed:.2f}", f"{rest + beside - robbed:.2f}", met])
+    page.table(["programs", "GPU", "delivered beside an honest tenant, %", "beside thieves, %", "the thieves had, %", ""], rows)
+
+
 def below(parts, floor):
     """s of the longest stretch in which a tenant was delivered less than its floor, both by slots; over three
     slots each, because in one of them it has a turn more or a turn less"""
@@ -432,6 +450,7 @@ def main():
     show_together(page, cells)
     show_floors(page, cells, alone)
     show_kill(page, cells, alone)
+    show_theft(page, cells)
     show_vgg(page, cells)
     show_many(page, cells)
     broken = [c for c in cells if "error" in c]

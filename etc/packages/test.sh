@@ -112,6 +112,9 @@ done
 
 echo 'Prolog=/usr/lib/sluice/slurm/prolog.sh' >"$root/etc/slurm/slurm.conf"
 ok 'sluice-slurm does not go while slurm.conf names its scripts' refused 'slurm.conf still names' in_root dpkg -r sluice-slurm
+ok 'nor with all others' refused 'slurm.conf still names' in_root dpkg -r "${names[@]}"
+# shellcheck disable=SC2016 # dpkg-query's
+ok 'what it needs stays too' test "$(in_root dpkg-query -W -f '${db:Status-Status} ' sluice-client sluice-node sluice-slurm)" = 'installed installed installed '
 ok 'and is whole' test -x "$root/usr/lib/sluice/slurm/prolog.sh"
 sed -i 's/^/#/' "$root/etc/slurm/slurm.conf"
 ok 'dpkg removes all of them' in_root dpkg -r "${names[@]}"
