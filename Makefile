@@ -50,6 +50,15 @@ $(VERSION_FILE): force
 go-bins: $(VERSION_FILE) | $(B)/bin
 	$(GO) build -trimpath -buildvcs=false -ldflags '$(VERSION_FLAG)' -o $(B)/bin/ ./daemon/cmd/... ./remoting/worker/cmd/sluice-worker ./bench/relay ./test/slurm/cmd/slurmlab
 
+# The client alone, which needs gcc and Go, and its installation: make install-client PREFIX=/opt/sluice. Recipes in etc/spack and
+# etc/easybuild call it.
+.PHONY: client install-client
+client: shim $(VERSION_FILE) | $(B)/bin
+	$(GO) build -trimpath -buildvcs=false -ldflags '$(VERSION_FLAG)' -o $(B)/bin/ ./daemon/cmd/sluice
+
+install-client: client
+	BUILD=$(B) etc/packages/client.sh "$(or $(PREFIX),$(error say PREFIX=DIR))"
+
 # For bench/prebuild.sh: a relay that needs no C library, and the worker with a switch for its turns.
 .PHONY: prebuilt
 prebuilt: go-bins
@@ -289,6 +298,12 @@ test-sources: all cuda-programs
 	test/cuda-toolkit.sh smi
 	SLUICE_LOGS=$(abspath $(SLUICE_LOGS)) SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -tags sources -count=1 -timeout 40m -run 'TestPyxis|TestEnrootItself|TestSingularity' ./test/containers
 
+# The files for Environment Modules, Lmod and Open OnDemand with the real Modules, Lmod and Ruby of Debian 12, which are unpacked in
+# the cache; 10 MB are downloaded once. No part of `make test`.
+.PHONY: test-recipes
+test-recipes:
+	SLUICE_RECIPES=$$(test/recipes/tools.sh) $(GO) test -tags recipes -count=1 -v ./test/recipes
+
 fuzz:
 	test/fuzz.sh $(FUZZTIME)
 
@@ -353,6 +368,7 @@ help:
 	@echo 'make             build everything into $(B)/'
 	@echo 'make test        every test, as CI runs them; fetches what is missing'
 	@echo 'make packages    deb and rpm for each role into $(B)/packages; make test-packages: installed, upgraded, removed (as root)'
+	@echo 'make install-client PREFIX=DIR  the command line and the shim into a folder that nodes share'
 	@echo 'make test-c      C unit tests, plain and under ASan and UBSan'
 	@echo 'make test-go     Go tests under the race detector, then test-e2e, test-cluster and test-shares'
 	@echo 'make test-smi    nvidia-smi of other drivers on the NVML shim'
@@ -366,6 +382,7 @@ help:
 	@echo 'make hook        the OCI hook; make hook-check: its tests with the engines of Debian 12 (as root)'
 	@echo 'make test-containers docker, podman, apptainer and charliecloud of today, and in Slurm jobs (as root)'
 	@echo 'make test-sources enroot, pyxis and SingularityCE, compiled from their sources, in Slurm jobs (as root)'
+	@echo 'make test-recipes the module file and the Open OnDemand app with real Modules, Lmod and Ruby'
 	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'
 	@echo 'make figures     pages against their raw logs; lists logs older than the code'

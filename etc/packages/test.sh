@@ -77,6 +77,10 @@ while read -r line; do ok "installed: $line" grep -qxF -- ".$line" "$work/instal
 /usr/share/man/man8/sluice-worker.8.gz f 644 0:0
 /usr/share/man/man8/sluice-hook.8.gz f 644 0:0
 /usr/share/bash-completion/completions/sluice f 644 0:0
+/usr/share/modulefiles/sluice/system f 644 0:0
+/usr/share/doc/sluice-client/examples/eessi/link-driver.sh f 755 0:0
+/usr/share/doc/sluice-client/examples/jupyter/jupyterhub_config.py f 644 0:0
+/usr/share/doc/sluice-client/examples/ondemand/sluice_jupyter/template/script.sh.erb f 755 0:0
 /usr/share/doc/sluice-client/copyright f 644 0:0
 /var/lib/sluice d 700 0:0
 /var/log/sluice d 750 0:0
@@ -140,7 +144,7 @@ ok 'rpm finds all as it was installed, but for that file' diff <(echo '/etc/slui
 ok 'rpm removes all of them' rpm_ -e sluice-client sluice-node sluice-owner sluice-slurm sluice-spank sluice-hook
 # Directories that other packages bring on a node of rpm's, and that therefore are not ours to remove.
 ok 'the changed file alone is left' diff <(printf '%s\n' ./etc/sluice ./etc/sluice/sluice.yaml.rpmsave) \
-	<(comm -13 "$work/before" <(tree) | cut -d' ' -f1 | grep -vE '^\./(etc/slurm(/plugstack\.conf\.d)?|usr/share/(containers(/oci(/hooks\.d)?)?|doc|fish(/vendor_completions\.d)?|man(/man[158])?|zsh(/site-functions)?))$')
+	<(comm -13 "$work/before" <(tree) | cut -d' ' -f1 | grep -vE '^\./(etc/slurm(/plugstack\.conf\.d)?|usr/share/(containers(/oci(/hooks\.d)?)?|doc|fish(/vendor_completions\.d)?|man(/man[158])?|modulefiles|zsh(/site-functions)?))$')
 
 echo "packages: $failures failures"
 [ "$failures" = 0 ]
