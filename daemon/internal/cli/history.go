@@ -51,9 +51,8 @@ type history struct {
 	last          int
 	config        string
 
-	me   uint32
-	whom string // in words
-	q    slurm.PastQuery
+	me uint32
+	q  slurm.PastQuery
 }
 
 // listed are the options that only the list of jobs has.
