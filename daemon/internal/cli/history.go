@@ -291,7 +291,7 @@ func (h *history) answer(cmd *cobra.Command, a accounting, slurmUser string) err
 		return err
 	}
 	if out.Damaged > 0 {
-		fmt.Fprintf(cmd.ErrOrStderr(), "sluice: Slurm's accounting: %d damaged records are skipped\n", out.Damaged)
+		fmt.Fprintf(cmd.ErrOrStderr(), "sluice: damaged records of Slurm's accounting that are skipped: %d\n", out.Damaged)
 	}
 	if h.asJSON {
 		return printJSON(cmd.OutOrStdout(), out)
@@ -336,8 +336,12 @@ func (o *pastJobs) print(w io.Writer, who string) error {
 		if j.Nodes > 1 {
 			granted += fmt.Sprintf("/%d nodes", j.Nodes)
 		}
+		used := "-" // a job without time
+		if j.hours() > 0 {
+			used = strconv.FormatUint(j.Used, 10) + "%"
+		}
 		rows = append(rows, []string{j.Job, j.User, j.State, j.End.Local().Format("2006-01-02T15:04"), elapsed(j.Elapsed), granted, bytesText(j.Mem),
-			strconv.FormatUint(j.Used, 10) + "%", bytesText(j.Peak), jobreport.Duration(j.Waited), strconv.FormatUint(j.Cuts, 10), j.Advice})
+			used, bytesText(j.Peak), jobreport.Duration(j.Waited), strconv.FormatUint(j.Cuts, 10), j.Advice})
 	}
 	if err := table(w, "JOB USER STATE END TIME GRANTED MEMORY USED PEAK WAITED CUTS VERDICT", rows); err != nil {
 		return err
@@ -355,7 +359,7 @@ func (o *pastJobs) print(w io.Writer, who string) error {
 		if s.Granted > 0 {
 			share = fmt.Sprintf("%.0f%%", s.Used/s.Granted*100)
 		}
-		rows = append(rows, []string{s.User, strconv.Itoa(s.Jobs), strconv.Itoa(s.Unused), fmt.Sprintf("%.1f", s.Granted), fmt.Sprintf("%.1f", s.Used), share})
+		rows = append(rows, []string{s.User, strconv.Itoa(s.Jobs), strconv.Itoa(s.Unused), fmt.Sprintf("%.2f", s.Granted), fmt.Sprintf("%.2f", s.Used), share})
 	}
 	return table(w, "USER JOBS UNUSED GPU_HOURS_GRANTED GPU_HOURS_USED USED", rows)
 }
