@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -97,7 +98,7 @@ func (h *Host) askHealth(ctx context.Context, owners []*peer, one, all time.Dura
 		return cmp.Compare(away(a), away(b))
 	})
 	answers := make([]answerOf, 1, len(owners)+1)
-	answers[0] = answerOf{node: h.cfg.Node, checks: h.NodeHealth(ctx)}
+	answers[0] = answerOf{node: h.cfg.Node}
 	for _, p := range owners {
 		if p.name != h.cfg.Node {
 			answers = append(answers, answerOf{node: p.name, err: lease.Errorf(lease.Down, "not asked within %v", all)})
@@ -105,6 +106,9 @@ func (h *Host) askHealth(ctx context.Context, owners []*peer, one, all time.Dura
 	}
 	gate := make(chan struct{}, healthAtOnce)
 	var wg sync.WaitGroup
+	wg.Go(func() {
+		answers[0].checks, answers[0].err = within(ctx, one, func(ctx context.Context) ([]rpc.Check, error) { return h.NodeHealth(ctx), nil })
+	})
 	at := 0
 	for _, p := range owners {
 		if p.name == h.cfg.Node {
@@ -216,6 +220,9 @@ func foldHealth(answers []answerOf) rpc.HealthAll {
 	return all
 }
 
+// address is what differs in the reasons of several nodes besides their names.
+var address = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]+(%\w+)?\]`)
+
 // unheard is the finding of a node that told nothing, and what it has in common with those of others: the text has
 // the first one's own reason, with its name and address in it.
 func unheard(node string, err error) (key, c rpc.Check) {
@@ -231,6 +238,7 @@ func unheard(node string, err error) (key, c rpc.Check) {
 		c = rpc.Check{Name: "unheard", Level: rpc.Fail, Text: "no usable answer", Remedy: "see the log of sluiced there"}
 	}
 	key = c
+	key.Text += address.ReplaceAllString(strings.ReplaceAll(why, node, "NODE"), "ADDRESS")
 	c.Text += fmt.Sprintf(" (%s: %s)", node, why)
 	return key, c
 }

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,11 +67,16 @@ func TestHealthAll(t *testing.T) {
 	many = append(many, rpc.Check{Name: strings.Repeat("n", 1<<10), Level: "\x1b[31mon fire", Text: "a\nb\x1b[2J" + strings.Repeat("t", 1<<16), Remedy: strings.Repeat("r", 1<<16)})
 	s := ward(t, map[string]func(context.Context, string) ([]rpc.Check, error){
 		"gpu01": told(), "gpu02": told(disk), "gpu03": told(disk, disk), "gpu04": told(rpc.Check{Name: "gpu", Level: rpc.Fail, Text: "lost"}),
-		"gpu05": mute, "gpu06": fails(lease.Down, "owner gpu06 cannot be asked: \x1b[2J"), "gpu07": fails(lease.Down, "owner gpu07 cannot be asked"), "gpu08": fails(lease.Denied, "no"),
+		"gpu05": mute, "gpu06": fails(lease.Down, "owner gpu06 cannot be asked: dial tcp 10.77.0.6:7071: refused"), "gpu07": fails(lease.Down, "owner gpu07 cannot be asked: dial tcp 10.77.0.17:7071: refused"), "gpu08": fails(lease.Denied, "no \x1b[2J\xff"),
 		"gpu09": nil, "gpu10": func(context.Context, string) ([]rpc.Check, error) { return nil, nil }, "gpu11": told(many...),
 	})
 	begun := time.Now()
 	all := s.askHealth(t.Context(), s.Host.owners(), 300*time.Millisecond, 10*time.Second)
+	if !slices.ContainsFunc(all.Findings, func(f rpc.NodesCheck) bool {
+		return f.Name == "silent" && strings.Contains(f.Text, "(gpu06: owner gpu06 cannot be asked: dial tcp 10.77.0.6:7071: refused)")
+	}) {
+		t.Errorf("no reason of a silent node in %+v", all.Findings)
+	}
 	if took := time.Since(begun); took > 5*time.Second {
 		t.Errorf("took %v: the silent one has been waited for", took)
 	}
@@ -91,13 +97,13 @@ func TestHealthAll(t *testing.T) {
 		of[string(f.Level)+" "+f.Name+" "+strings.Join(f.Nodes, ",")] = f.Text
 	}
 	for _, want := range []string{
-		"warn disk gpu02,gpu03", "fail gpu gpu04", "fail silent gpu05,gpu06,gpu07", "warn refused gpu08", "warn version gpu09", "fail unheard gpu10", "warn health gpu11",
+		"warn disk gpu02,gpu03", "fail gpu gpu04", "fail silent gpu05", "fail silent gpu06,gpu07", "warn refused gpu08", "warn version gpu09", "fail unheard gpu10", "warn health gpu11",
 	} {
 		if of[want] == "" {
 			t.Errorf("no %q in %q", want, of)
 		}
 	}
-	if n := len(all.Findings); n != 6+maxChecks+1 {
+	if n := len(all.Findings); n != 7+maxChecks+1 {
 		t.Errorf("%d findings", n)
 	}
 	// A health check that hangs does not keep leases from the owner, nor does one that fails.
@@ -116,8 +122,12 @@ func TestHealthAllTime(t *testing.T) {
 	}
 	s := ward(t, all)
 	got := s.askHealth(t.Context(), s.Host.owners(), 400*time.Millisecond, 600*time.Millisecond)
-	if got.Asked != len(all)+1 || got.Unheard != len(all) || len(got.Findings) != 1 || len(got.Findings[0].Nodes) != len(all) {
-		t.Errorf("%d asked, %d unheard, %d findings", got.Asked, got.Unheard, len(got.Findings))
+	silent := 0
+	for _, f := range got.Findings { // not asked any more, or no answer
+		silent += len(f.Nodes)
+	}
+	if got.Asked != len(all)+1 || got.Unheard != len(all) || len(got.Findings) > 2 || silent != len(all) {
+		t.Errorf("%d asked, %d unheard, %d of them in %d findings", got.Asked, got.Unheard, silent, len(got.Findings))
 	}
 }
 
@@ -146,5 +156,19 @@ func TestFoldHealthBounded(t *testing.T) {
 	all := foldHealth(answers)
 	if len(all.Findings) != maxFindings || all.LeftOut != maxFindings || all.Failed != 2*maxFindings {
 		t.Errorf("%d findings, %d left out, %d failed", len(all.Findings), all.LeftOut, all.Failed)
+	}
+}
+
+// A health check of this node that hangs is a finding too, and the next question is answered.
+func TestHealthAllHangs(t *testing.T) {
+	s := ward(t, map[string]func(context.Context, string) ([]rpc.Check, error){"gpu01": told()})
+	s.end()
+	s.cfg.Health = func(context.Context) []rpc.Check { select {} }
+	s.start()
+	for range 2 {
+		all := s.askHealth(t.Context(), s.Host.owners(), 100*time.Millisecond, time.Second)
+		if all.Asked != 2 || all.Well != 1 || all.Unheard != 1 || len(all.Findings) != 1 || all.Findings[0].Nodes[0] != "node1" {
+			t.Errorf("%+v", all)
+		}
 	}
 }
