@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -108,6 +109,24 @@ func TestReportNumbers(t *testing.T) {
 		}
 		return err
 	})
+	// The list of jobs has it for alice, for root and for nobody else, without any daemon.
+	listed := func(u lab.User, args ...string) bool {
+		t.Helper()
+		out, err := s.Ctl.Run(t.Context(), u, append([]string{"sluice", "report", "--socket", "/none", "--since", "1h"}, args...)...)
+		line := regexp.MustCompile(`(?m)^` + job + ` +alice +COMPLETED .* 80%/2 nodes +4G `).FindString(out)
+		t.Logf("%s %q: %v\n%s", u.Name, args, err, out)
+		return line != ""
+	}
+	for _, c := range []struct {
+		as   lab.User
+		args []string
+		want bool
+	}{{lab.Alice, nil, true}, {lab.Root, []string{"--user", "alice"}, true}, {lab.Slurm, []string{"--all"}, true}, {lab.Bob, nil, false}, {lab.Bob, []string{"--account", "research"}, false},
+		{lab.Bob, []string{"--user", "alice"}, false}, {lab.Bob, []string{"--all"}, false}} {
+		if got := listed(c.as, c.args...); got != c.want {
+			t.Errorf("%s %q lists alice's job: %v", c.as.Name, c.args, got)
+		}
+	}
 }
 
 // TestReportOutput: the line stands once at the end of the file that the batch script

@@ -103,14 +103,9 @@ func (q *auditQuery) parse(now time.Time) error {
 		return fmt.Errorf("--last %d: give a number from 1", q.last)
 	}
 	if q.user != "" {
-		u, err := user.Lookup(q.user)
-		number := q.user
-		if err == nil {
-			number = u.Uid
-		}
-		n, ok := form.Number(number)
-		if !ok {
-			return fmt.Errorf("user %q is not known on this node; give the number", q.user)
+		n, err := userNumber(q.user)
+		if err != nil {
+			return err
 		}
 		q.uid = &n
 	}
@@ -123,6 +118,19 @@ func (q *auditQuery) parse(now time.Time) error {
 	}
 	q.file = cfg.Audit.File
 	return nil
+}
+
+// userNumber is the uid of a user who is named by name or number.
+func userNumber(name string) (uint32, error) {
+	number := name
+	if u, err := user.Lookup(name); err == nil {
+		number = u.Uid
+	}
+	n, ok := form.Number(number)
+	if !ok {
+		return 0, fmt.Errorf("user %q is not known on this node; give the number", name)
+	}
+	return n, nil
 }
 
 var (

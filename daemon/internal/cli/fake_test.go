@@ -34,6 +34,7 @@ type fakeDaemon struct {
 	leases   map[string]lease.Lease
 	released map[string]string // id: reason
 	checks   []rpc.Check
+	all      rpc.HealthAll
 	events   []rpc.Event
 	pools    []rpc.Pool
 	stats    rpc.Stats
@@ -165,6 +166,12 @@ func (d *fakeDaemon) Health(context.Context, rpc.Peer) ([]rpc.Check, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.checks, nil
+}
+
+func (d *fakeDaemon) HealthAll(context.Context, rpc.Peer) (rpc.HealthAll, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.all, d.refuse
 }
 
 func (d *fakeDaemon) Explain(_ context.Context, _ rpc.Peer, job string) ([]rpc.Event, error) {

@@ -20,6 +20,7 @@ func newHealth() *cobra.Command {
 	var socket string
 	var asJSON, quiet bool
 	var slurm nodeHealth
+	var all allHealth
 	cmd := &cobra.Command{
 		Use:   "health",
 		Short: "Show the state of this node's daemon, with remedies",
@@ -34,10 +35,19 @@ restarted has some seconds. The exit status is 0 or 2.
 
 With --drain, for root: --node for Slurm's HealthCheckProgram. A node with such a finding is drained,
 with the finding as reason; a node that was drained so, and is mended, is resumed. What others
-have drained is left alone.`,
-		Example: "  sluice health\n  sluice health --quiet || echo 'something is wrong'\n  sluice health --node",
+have drained is left alone.
+
+With --all, for root and SlurmUser on a controller's node: what this node and all owners of its pools
+have found of themselves, asked at the same time, and which nodes sluice health --drain has drained. The
+same finding of several nodes is one line. Owners that do not answer, run a release without this
+question or refuse to answer are findings as well. A node that lends no GPU listens on no port: it is known by its drain.`,
+		Example: "  sluice health\n  sluice health --all\n  sluice health --quiet || echo 'something is wrong'\n  sluice health --node",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if all.wanted {
+				all.socket, all.config, all.json = socket, slurm.config, asJSON
+				return all.run(cmd)
+			}
 			if slurm.only || slurm.drain {
 				slurm.socket, slurm.json = socket, asJSON
 				return slurm.run(cmd)
@@ -60,6 +70,7 @@ have drained is left alone.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only warnings and failures")
 	slurm.flags(cmd)
+	all.flags(cmd)
 	socketFlag(cmd, &socket)
 	return cmd
 }

@@ -28,6 +28,7 @@ type local interface {
 	List(ctx context.Context) ([]lease.Status, error)
 	Pool(ctx context.Context, name string) ([]rpc.Pool, error)
 	Health(ctx context.Context) ([]rpc.Check, error)
+	HealthAll(ctx context.Context) (rpc.HealthAll, error)
 	Explain(ctx context.Context, job string) ([]rpc.Event, error)
 	Stats(ctx context.Context) (rpc.Stats, error)
 	Set(ctx context.Context, c lease.Change) (lease.Lease, error)

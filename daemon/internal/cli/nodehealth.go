@@ -40,7 +40,7 @@ func (o *nodeHealth) flags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&o.only, "node", false, "only what makes this node unfit for jobs with fractions")
 	cmd.Flags().BoolVar(&o.drain, "drain", false, "for Slurm's HealthCheckProgram: drain this node for what --node finds, resume it afterwards")
 	cmd.Flags().BoolVar(&o.stay, "no-resume", false, "with --drain: leave it to an administrator to resume the node")
-	cmd.Flags().StringVarP(&o.config, "config", "c", config.DefaultPath, "configuration of sluiced, for --node and --drain")
+	cmd.Flags().StringVarP(&o.config, "config", "c", config.DefaultPath, "configuration of sluiced, for --node, --drain and --all")
 	cmd.MarkFlagsMutuallyExclusive("node", "quiet")
 }
 

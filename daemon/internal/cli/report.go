@@ -25,10 +25,10 @@ type reporter interface {
 
 func newReport() *cobra.Command {
 	var socket string
-	var asJSON bool
+	var past history
 	cmd := &cobra.Command{
-		Use:   "report JOB",
-		Short: "Show what a job has used of its fractions",
+		Use:   "report [JOB]",
+		Short: "Show what a job has used of its fractions, or all jobs of the last week",
 		Long: `Print what a job asked for, was granted and has used: the most memory, the time in which
 the GPU computed for it, calls and bytes. The job runs, or ended recently (lease.tombstone,
 an hour by default). Each line is one lease at one owner. A job has one for each node, and
@@ -43,15 +43,32 @@ GPU TIME comes from events on the GPU and NVML's samples, to about a second. HEL
 for which the lease had the GPU for itself. WAITED is the time for which its sessions wanted
 the GPU and did not have it, added up over sessions, and THROTTLED the part of that caused by
 the lease's own share. WAITS counts the calls that waited for an answer. Where connections of
-its programs were lost, the line has cuts, how often, and cut-time, for how long.`,
-		Example: "  sluice report 4711\n  sluice report 4711 --json | jq '.[].use[].peak'",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return fmt.Errorf("%d jobs given; use sluice report JOB", len(args))
+its programs were lost, the line has cuts, how often, and cut-time, for how long.
+
+Without JOB: your jobs that ended in the last seven days, or in the time that --since and --until
+give, one a line, from Slurm's accounting (sacct). It works on every login node. GRANTED and MEMORY
+are of all the job's nodes together. USED is the time in which GPUs computed, as a part of what the
+granted percent of them could in the job's time; it is more than 100 where the share of others was lent. VERDICT
+says what to ask for the next time, for jobs that completed or reached their time limit. The sums are
+hours of whole GPUs, and UNUSED the jobs of which no program used the GPU.
+Of a job with several runs it is the last. --user, --account and --all are for root, SlurmUser and
+Slurm's operators, and --account for its coordinators; others see their own.`,
+		Example: "  sluice report 4711\n  sluice report 4711 --json | jq '.[].use[].peak'\n  sluice report\n  sluice report --since 30d --until 7d\n  sluice report --account physics --since 2026-11-01 --json | jq .total",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return fmt.Errorf("%d jobs given; use sluice report JOB, or sluice report for all of the last week", len(args))
+			}
+			for _, name := range listed {
+				if len(args) == 1 && cmd.Flags().Changed(name) {
+					return fmt.Errorf("--%s is for the list of jobs; leave job %s or the option out", name, plain(args[0]))
+				}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return past.run(cmd)
+			}
 			job, err := jobNumber(cmd.Context(), args[0])
 			if err != nil {
 				return err
@@ -69,13 +86,14 @@ its programs were lost, the line has cuts, how often, and cut-time, for how long
 			if len(rs) == 0 {
 				return fmt.Errorf("no report of job %q that you may see is known here; run this on its node or on Slurm's controller, or for a job that ended long ago use sacct -j %s -o AdminComment%%200", args[0], plain(args[0]))
 			}
-			if asJSON {
+			if past.asJSON {
 				return printJSON(cmd.OutOrStdout(), rs)
 			}
 			return printReports(cmd.OutOrStdout(), rs, time.Now())
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print all fields as JSON; sizes in bytes, times in RFC 3339, durations in nanoseconds")
+	past.flags(cmd)
+	cmd.Flags().BoolVar(&past.asJSON, "json", false, "print all fields as JSON; sizes in bytes, times in RFC 3339, durations in nanoseconds")
 	socketFlag(cmd, &socket)
 	return cmd
 }

@@ -83,7 +83,7 @@ func TestReport(t *testing.T) {
 		args []string
 		want string
 	}{
-		{nil, "use sluice report JOB"},
+		{[]string{"1", "2"}, "use sluice report JOB"},
 		{[]string{"4711_3"}, "JobIDRaw"},
 		{[]string{"9"}, "sacct -j 9"},
 		{[]string{"1"}, "gpu02 does not answer"},

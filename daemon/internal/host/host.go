@@ -102,6 +102,7 @@ type Config struct {
 
 	Pools      map[string]Pool
 	Users      bool // users may acquire leases of their own
+	SlurmUser  uint32
 	Controller bool // see SetController
 	Quotas     []Quota
 	// Who tells of a user for quotas; nil asks this node's directory of users.
@@ -217,6 +218,7 @@ type Host struct {
 	wg                 sync.WaitGroup
 	socks              *leasesock.Set
 	acquires, explains crew
+	healthAll          sync.Mutex // held while all nodes are asked for their health
 	probes             crew
 	userProbes         probe.Gate
 	wake               chan struct{} // makes Run compute its next wait at once

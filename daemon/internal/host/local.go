@@ -162,46 +162,16 @@ func (h *Host) Pool(ctx context.Context, _ rpc.Peer, name string) ([]rpc.Pool, e
 
 // Health implements rpc.LocalService.
 func (h *Host) Health(ctx context.Context, _ rpc.Peer) ([]rpc.Check, error) {
-	var checks []rpc.Check
-	if h.cfg.Health != nil {
-		checks = h.cfg.Health(ctx)
-	}
+	checks := h.NodeHealth(ctx)
 	h.mu.Lock()
-	peers := slices.Collect(maps.Values(h.peers))
-	undelivered, sockless, leases := len(h.ends), 0, 0
-	for _, hd := range h.leases {
-		switch hd.rec.Phase {
-		case releasing:
-			undelivered++
-		case granted:
-			if hd.rec.Lease.Host != h.cfg.Node {
-				continue // not ours any more as soon as its node has it
-			}
-			leases++
-			if hd.sock == nil {
-				sockless++
-			}
-		}
-	}
-	pools := len(h.pools)
+	peers, pools := slices.Collect(maps.Values(h.peers)), len(h.pools)
 	h.mu.Unlock()
-	add := func(level rpc.Level, name, text, remedy string) {
-		checks = append(checks, rpc.Check{Name: name, Level: level, Text: text, Remedy: remedy})
-	}
 	checks = append(checks, h.ownerChecks(ctx, peers)...)
 	if pools == 0 {
-		add(rpc.Warn, "pools", "no pool is configured", "name the owners under pools in sluice.yaml")
+		checks = append(checks, rpc.Check{Name: "pools", Level: rpc.Warn, Text: "no pool is configured", Remedy: "name the owners under pools in sluice.yaml"})
 	}
-	if undelivered > 0 {
-		add(rpc.Warn, "releases", plural(undelivered, "release")+" not delivered yet", "they go out when their owners answer")
-	}
-	if sockless > 0 {
-		checks = append(checks, rpc.Check{Name: "sockets", Level: rpc.Fail, Node: true, Text: plural(sockless, "lease") + " without socket", Remedy: "see the log; restart sluiced when " + h.cfg.RunDir + " can be written"})
-	}
-	add(rpc.OK, "leases", plural(leases, "lease")+" of this node's jobs", "")
-	rank := map[rpc.Level]int{rpc.Fail: 0, rpc.Warn: 1, rpc.OK: 2}
 	slices.SortStableFunc(checks, func(a, b rpc.Check) int {
-		return cmp.Or(cmp.Compare(rank[a.Level], rank[b.Level]), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Level.Rank(), b.Level.Rank()), cmp.Compare(a.Name, b.Name))
 	})
 	return checks, nil
 }

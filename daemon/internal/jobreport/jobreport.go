@@ -184,26 +184,47 @@ func Verdict(reports []lease.Report) string {
 	for _, r := range last {
 		took = max(took, r.Ended.Sub(r.Made))
 	}
+	text, advice := s.fit(took, len(last[0].Grants) == 1)
+	if len(advice) == 0 {
+		return strings.Join(text, ", ") + ": it fits"
+	}
+	return strings.Join(text, ", ") + ": ask for " + strings.Join(advice, " ") + " the next time"
+}
+
+// Advice is the end of Verdict, for a table: what to ask for the next time. took is how long the run took. A line does
+// not say on how many GPUs of a node a job was; up to 100 percent are on one.
+func (p *Past) Advice(took time.Duration) string {
+	switch {
+	case p.Granted == 0 || p.Mem == 0 || p.Nodes == 0:
+		return ""
+	case p.Sessions == 0:
+		return "unused: leave --gres=rgpu out"
+	}
+	_, advice := p.fit(took, uint64(p.Granted) <= 100*uint64(p.Nodes))
+	if len(advice) == 0 {
+		return "it fits"
+	}
+	return "ask for " + strings.Join(advice, " ")
+}
+
+// fit says how much was used, and what would have done. one: each node had one GPU.
+func (s *Sum) fit(took time.Duration, one bool) (text, advice []string) {
 	nodes := uint64(s.Nodes)
 	memory := s.Peak * 100 / s.Mem
-	var text, advice []string
 	text = append(text, fmt.Sprintf("%d %% of the memory used", memory))
 	if took >= shortJob {
-		busy := uint64(s.GPUTime * 100 / took) // percent of one GPU, all nodes together
+		busy := uint64(s.GPUTime / (took / 100)) // percent of one GPU, all nodes together
 		text = append(text, fmt.Sprintf("GPU computed for %d %% of the time", busy/nodes))
 		if want := max(1, (busy*3/2+nodes-1)/nodes); want*nodes*2 < uint64(s.Granted) {
 			advice = append(advice, fmt.Sprintf("--gres=rgpu:%d", want))
 		}
 	}
-	if memory < 50 && len(last[0].Grants) == 1 {
+	if memory < 50 && one {
 		const gib = 1 << 30
 		peak := s.Peak / nodes
 		advice = append(advice, fmt.Sprintf("--rgpu-mem=%dG", max(1, (peak+peak/4+gib-1)/gib)))
 	}
-	if len(advice) == 0 {
-		return strings.Join(text, ", ") + ": it fits"
-	}
-	return strings.Join(text, ", ") + ": ask for " + strings.Join(advice, " ") + " the next time"
+	return text, advice
 }
 
 // Duration is d as 0s, 3.2s, 12m03s, 1h02m03s.

@@ -69,6 +69,7 @@ type Node struct {
 	owner    *owner.Owner
 	data     *data.Server
 	host     *host.Host
+	hostUp   atomic.Pointer[host.Host] // host, for calls of other nodes, which may come before it is there
 	jobs     *jobs.State
 	mismatch atomic.Pointer[[]metrics.Mismatch]
 	unread   atomic.Pointer[error] // why the last reload failed, nil if it did not
@@ -308,7 +309,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 		return err
 	}
 	srv := rpc.NewServer(n.id.Server(), version.Commit)
-	rpc.ServeOwner(srv, n.owner)
+	rpc.ServeOwner(srv, lender{n.owner, n})
 	n.serve("control listener", srv, rpc.Limit(cl, limit.New(limit.Bounds{TrustedKey: 8})), n.owner.StopWatches) // a node needs one or two
 	return nil
 }
@@ -323,7 +324,7 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 			return n.dialer().Open(ctx, o, addr, host, r)
 		},
 		DialProbe: n.dialProbe,
-		Pools:     pools(cfg), Users: cfg.Users.Run, Controller: cfg.IsController(),
+		Pools:     pools(cfg), Users: cfg.Users.Run, Controller: cfg.IsController(), SlurmUser: n.slurmUser(),
 		Quotas: quotas(cfg), RunLife: cfg.Users.MaxLife,
 		Reserve: cfg.Lease.Reserve, Renew: cfg.Lease.Renew, Tombstone: cfg.Lease.Tombstone, MaxLife: cfg.Lease.MaxLife,
 		Health: n.health, Stats: n.stats, Files: n.files(),
@@ -336,6 +337,7 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 		return err
 	}
 	n.onStop(n.host.Close)
+	n.hostUp.Store(n.host)
 	js, err := n.startJobs(ctx, led)
 	if err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/metrics"
 	"github.com/sluice-hpc/sluice/daemon/internal/notice"
+	"github.com/sluice-hpc/sluice/daemon/internal/owner"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/remoting/version"
 )
@@ -180,6 +181,25 @@ func (n *Node) stats(ctx context.Context) []rpc.GPUStats {
 	return out
 }
 
+// lender is the owner as other nodes call it: its node tells its health as well.
+type lender struct {
+	*owner.Owner
+	node *Node
+}
+
+var _ rpc.NodeHealth = lender{}
+
+// Health implements rpc.NodeHealth. Findings name paths, GPUs and causes, which is for controllers and not for every node.
+func (l lender) Health(ctx context.Context, host string) ([]rpc.Check, error) {
+	if me := l.node.cfg.Load().Node; host != me && !l.Controller(host) {
+		return nil, lease.Errorf(lease.Denied, "%s asks for the health of %s: only a controller may; see slurm.controllers in sluice.yaml there", host, me)
+	}
+	if h := l.node.hostUp.Load(); h != nil {
+		return h.NodeHealth(ctx), nil
+	}
+	return nil, lease.Errorf(lease.Down, "the daemon starts; ask again")
+}
+
 // health returns the findings of the parts beside the host, the worst first.
 func (n *Node) health(ctx context.Context) []rpc.Check {
 	var out []rpc.Check
@@ -202,8 +222,7 @@ func (n *Node) health(ctx context.Context) []rpc.Check {
 	out = append(out, n.machine(ctx)...)
 	out = append(out, n.jobs.Checks()...)
 	out = append(out, n.files().Checks()...)
-	rank := map[rpc.Level]int{rpc.Fail: 0, rpc.Warn: 1, rpc.OK: 2}
-	sort.SliceStable(out, func(i, j int) bool { return rank[out[i].Level] < rank[out[j].Level] })
+	sort.SliceStable(out, func(i, j int) bool { return out[i].Level.Rank() < out[j].Level.Rank() })
 	return out
 }
 

@@ -58,6 +58,7 @@ var (
 	_ lease.Prober    = (*OwnerClient)(nil)
 	_ lease.Watchable = (*OwnerClient)(nil)
 	_ lease.Counter   = (*OwnerClient)(nil)
+	_ NodeHealth      = (*OwnerClient)(nil)
 )
 
 // DialOwner makes a client for the owner called name at addr (HOST:PORT). version is this
@@ -222,6 +223,18 @@ func (o *OwnerClient) Probe(ctx context.Context, _ string, q lease.ProbeRequest)
 	return fromProbeOffer(r)
 }
 
+// maxHealth bounds one node's answer, in bytes: many nodes are asked at the same time.
+const maxHealth = 128 << 10
+
+// Health implements NodeHealth.
+func (o *OwnerClient) Health(ctx context.Context, _ string) ([]Check, error) {
+	r, err := o.c.Health(tagged(ctx, o.version), &pb.HealthRequest{}, grpc.MaxCallRecvMsgSize(maxHealth))
+	if err != nil {
+		return nil, o.newer("health of other nodes", err)
+	}
+	return each(r.GetChecks(), fromCheck), nil
+}
+
 // newer is the error of a call that earlier releases do not have.
 func (o *OwnerClient) newer(what string, err error) error {
 	if st := status.Convert(err); st.Code() == codes.Unimplemented && failure(st) == nil { // not a refusal of sluiced's own, as of another protocol
@@ -330,6 +343,15 @@ func (l *LocalClient) Health(ctx context.Context) ([]Check, error) {
 		return nil, l.fail(err)
 	}
 	return each(r.GetChecks(), fromCheck), nil
+}
+
+// HealthAll returns the findings of this node and of all owners.
+func (l *LocalClient) HealthAll(ctx context.Context) (HealthAll, error) {
+	r, err := l.c.HealthAll(tagged(ctx, l.version), &pb.HealthAllRequest{})
+	if err != nil {
+		return HealthAll{}, l.fail(err)
+	}
+	return fromHealthAll(r), nil
 }
 
 // Explain returns what the audit log has about a job.

@@ -354,6 +354,22 @@ func fromCheck(c *pb.Check) Check {
 	return Check{Name: c.GetName(), Level: Level(c.GetLevel()), Text: c.GetText(), Remedy: c.GetRemedy(), Node: c.GetNode()}
 }
 
+func toHealthAll(a HealthAll) *pb.HealthAllReply {
+	return &pb.HealthAllReply{
+		Findings: each(a.Findings, func(c NodesCheck) *pb.NodesCheck {
+			return &pb.NodesCheck{Check: toCheck(c.Check), Nodes: each(c.Nodes, text)}
+		}),
+		Asked: uint32(a.Asked), Well: uint32(a.Well), Warned: uint32(a.Warned), Failed: uint32(a.Failed), Unheard: uint32(a.Unheard), LeftOut: uint32(a.LeftOut),
+	}
+}
+
+func fromHealthAll(a *pb.HealthAllReply) HealthAll {
+	return HealthAll{
+		Findings: each(a.GetFindings(), func(c *pb.NodesCheck) NodesCheck { return NodesCheck{fromCheck(c.GetCheck()), c.GetNodes()} }),
+		Asked:    int(a.GetAsked()), Well: int(a.GetWell()), Warned: int(a.GetWarned()), Failed: int(a.GetFailed()), Unheard: int(a.GetUnheard()), LeftOut: int(a.GetLeftOut()),
+	}
+}
+
 func toEvent(e Event) *pb.Event {
 	return &pb.Event{
 		Time: toTime(e.Time), Seq: e.Seq, Event: text(e.Event), Node: text(e.Node), Lease: text(e.Lease), Key: toKey(e.Key),

@@ -195,3 +195,15 @@ func FuzzConvert(f *testing.F) {
 		}
 	})
 }
+
+// What all nodes have found arrives as it was.
+func TestConvertHealthAll(t *testing.T) {
+	for _, want := range []HealthAll{{}, {
+		Findings: []NodesCheck{{Check{Name: "disk", Level: Warn, Text: "is full", Remedy: "make room", Node: true}, []string{"gpu01", "gpu02"}}, {Check: Check{Name: "x", Level: Fail}}},
+		Asked:    10, Well: 1, Warned: 2, Failed: 3, Unheard: 4, LeftOut: 5,
+	}} {
+		if got := fromHealthAll(toHealthAll(want)); !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+}

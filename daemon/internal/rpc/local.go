@@ -32,6 +32,8 @@ type LocalService interface {
 	Pool(ctx context.Context, peer Peer, name string) ([]Pool, error)
 	// Health returns this daemon's findings, the worst first.
 	Health(ctx context.Context, peer Peer) ([]Check, error)
+	// HealthAll returns the findings of this node and of all owners of the pools; for root and SlurmUser.
+	HealthAll(ctx context.Context, peer Peer) (HealthAll, error)
 	// Explain returns what this node's audit log and the owners know about a job, oldest first.
 	Explain(ctx context.Context, peer Peer, job string) ([]Event, error)
 	// Stats returns the live state of this node's GPUs and leases.
@@ -70,6 +72,17 @@ const (
 	Fail Level = "fail"
 )
 
+// Rank is 0 for the worst level. One that only a later release knows is taken for that.
+func (l Level) Rank() int {
+	switch l {
+	case OK:
+		return 2
+	case Warn:
+		return 1
+	}
+	return 0
+}
+
 // Check is one finding about the daemon's health.
 type Check struct {
 	Name   string `json:"name"`
@@ -79,6 +92,29 @@ type Check struct {
 	// Node: jobs with fractions fail on this node until an administrator mends it here. Never said of
 	// what another node or a job has done.
 	Node bool `json:"node,omitempty"`
+}
+
+// NodesCheck is a finding of several nodes, the same of each.
+type NodesCheck struct {
+	Check
+	Nodes []string `json:"nodes"`
+}
+
+// HealthAll is what many nodes have found of themselves: warnings and failures, the worst first.
+type HealthAll struct {
+	Findings []NodesCheck `json:"findings"`
+	Asked    int          `json:"asked"` // nodes: the sum of the next four
+	Well     int          `json:"well"`
+	Warned   int          `json:"warned"` // have warnings, and no failure
+	Failed   int          `json:"failed"`
+	Unheard  int          `json:"unheard"`  // did not answer, or refused to
+	LeftOut  int          `json:"left_out"` // findings beyond what one answer has
+}
+
+// NodeHealth is an owner whose node's health another node may ask for.
+type NodeHealth interface {
+	// Health returns what the owner's node has found of itself; for that node and for controllers.
+	Health(ctx context.Context, host string) ([]Check, error)
 }
 
 // Event is what happened to a lease or a request: a line of this node's audit log, or what an

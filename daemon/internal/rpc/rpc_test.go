@@ -403,6 +403,44 @@ func TestProbeOfOlder(t *testing.T) {
 	}
 }
 
+// ill is an owner that tells its health to one node.
+type ill struct {
+	lease.Owner
+	checks []Check
+}
+
+func (o *ill) Health(_ context.Context, host string) ([]Check, error) {
+	if host != "ctl" {
+		return nil, lease.Errorf(lease.Denied, "%s asks", host)
+	}
+	return o.checks, nil
+}
+
+// A node's health goes to the node that has proven its name. An answer that is too long is refused, not held.
+func TestHealthOfOwner(t *testing.T) {
+	socket := mungetest.Start(t, "k")
+	o := &ill{Owner: &book{name: "gpu01"}, checks: []Check{{Name: "disk", Level: Fail, Text: "full \xff", Remedy: "make room", Node: true}}}
+	addr := serve(t, o, known(t, "gpu01", socket), limit.New(limit.Bounds{}))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	ctl := dial(t, addr, "gpu01", known(t, "ctl", socket))
+	want := []Check{{Name: "disk", Level: Fail, Text: "full \uFFFD", Remedy: "make room", Node: true}}
+	if got, err := ctl.Health(ctx, "whatever"); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got, err := dial(t, addr, "gpu01", known(t, "node01", socket)).Health(ctx, "ctl"); code(err) != lease.Denied || len(got) > 0 || !strings.Contains(err.Error(), "node01 asks") {
+		t.Errorf("%+v, %v", got, err)
+	}
+	o.checks = []Check{{Text: strings.Repeat("x", maxHealth)}}
+	if got, err := ctl.Health(ctx, ""); code(err) != lease.Down || len(got) > 0 {
+		t.Errorf("%d findings, %v", len(got), err)
+	}
+	old := serve(t, older{&book{name: "gpu02"}}, known(t, "gpu02", socket), limit.New(limit.Bounds{}))
+	if _, err := dial(t, old, "gpu02", known(t, "ctl", socket)).Health(ctx, ""); code(err) != lease.WrongPeer || !strings.Contains(err.Error(), "owner gpu02 runs a release that has no health") {
+		t.Error(err)
+	}
+}
+
 // refusing is an owner of another protocol.
 type refusing struct{ pb.OwnerClient }
 

@@ -271,6 +271,22 @@ func (s *ownerServer) Held(ctx context.Context, r *pb.HeldRequest) (*pb.HeldRepl
 	return &pb.HeldReply{Held: each(held, toHeld)}, nil
 }
 
+func (s *ownerServer) Health(ctx context.Context, r *pb.HealthRequest) (*pb.HealthReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n, ok := s.owner.(NodeHealth)
+	if !ok {
+		return s.UnimplementedOwnerServer.Health(ctx, r)
+	}
+	checks, err := n.Health(ctx, host)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return &pb.HealthReply{Checks: each(checks, toCheck)}, nil
+}
+
 func (s *ownerServer) Watch(ctx context.Context, r *pb.WatchRequest) (*pb.WatchReply, error) {
 	host, w, err := s.watchable(ctx)
 	if err != nil {
@@ -381,6 +397,18 @@ func (s *localServer) Health(ctx context.Context, _ *pb.HealthRequest) (*pb.Heal
 	}
 	checks, err := s.svc.Health(ctx, p)
 	return &pb.HealthReply{Checks: each(checks, toCheck)}, toGRPC(err)
+}
+
+func (s *localServer) HealthAll(ctx context.Context, _ *pb.HealthAllRequest) (*pb.HealthAllReply, error) {
+	p, err := userOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.svc.HealthAll(ctx, p)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return toHealthAll(all), nil
 }
 
 func (s *localServer) Explain(ctx context.Context, r *pb.ExplainRequest) (*pb.ExplainReply, error) {

@@ -3602,6 +3602,187 @@ func (x *Check) GetNode() bool {
 	return false
 }
 
+type HealthAllRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealthAllRequest) Reset() {
+	*x = HealthAllRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthAllRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthAllRequest) ProtoMessage() {}
+
+func (x *HealthAllRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthAllRequest.ProtoReflect.Descriptor instead.
+func (*HealthAllRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
+}
+
+type HealthAllReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Findings      []*NodesCheck          `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	Asked         uint32                 `protobuf:"varint,2,opt,name=asked,proto3" json:"asked,omitempty"` // nodes
+	Well          uint32                 `protobuf:"varint,3,opt,name=well,proto3" json:"well,omitempty"`
+	Warned        uint32                 `protobuf:"varint,4,opt,name=warned,proto3" json:"warned,omitempty"`
+	Failed        uint32                 `protobuf:"varint,5,opt,name=failed,proto3" json:"failed,omitempty"`
+	Unheard       uint32                 `protobuf:"varint,6,opt,name=unheard,proto3" json:"unheard,omitempty"`
+	LeftOut       uint32                 `protobuf:"varint,7,opt,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"` // findings
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealthAllReply) Reset() {
+	*x = HealthAllReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthAllReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthAllReply) ProtoMessage() {}
+
+func (x *HealthAllReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthAllReply.ProtoReflect.Descriptor instead.
+func (*HealthAllReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *HealthAllReply) GetFindings() []*NodesCheck {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+func (x *HealthAllReply) GetAsked() uint32 {
+	if x != nil {
+		return x.Asked
+	}
+	return 0
+}
+
+func (x *HealthAllReply) GetWell() uint32 {
+	if x != nil {
+		return x.Well
+	}
+	return 0
+}
+
+func (x *HealthAllReply) GetWarned() uint32 {
+	if x != nil {
+		return x.Warned
+	}
+	return 0
+}
+
+func (x *HealthAllReply) GetFailed() uint32 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *HealthAllReply) GetUnheard() uint32 {
+	if x != nil {
+		return x.Unheard
+	}
+	return 0
+}
+
+func (x *HealthAllReply) GetLeftOut() uint32 {
+	if x != nil {
+		return x.LeftOut
+	}
+	return 0
+}
+
+// NodesCheck is a finding of several nodes.
+type NodesCheck struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Check         *Check                 `protobuf:"bytes,1,opt,name=check,proto3" json:"check,omitempty"`
+	Nodes         []string               `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodesCheck) Reset() {
+	*x = NodesCheck{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodesCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodesCheck) ProtoMessage() {}
+
+func (x *NodesCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodesCheck.ProtoReflect.Descriptor instead.
+func (*NodesCheck) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *NodesCheck) GetCheck() *Check {
+	if x != nil {
+		return x.Check
+	}
+	return nil
+}
+
+func (x *NodesCheck) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
 type ExplainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -3611,7 +3792,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3623,7 +3804,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3636,7 +3817,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ExplainRequest) GetJob() string {
@@ -3655,7 +3836,7 @@ type ExplainReply struct {
 
 func (x *ExplainReply) Reset() {
 	*x = ExplainReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3667,7 +3848,7 @@ func (x *ExplainReply) String() string {
 func (*ExplainReply) ProtoMessage() {}
 
 func (x *ExplainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3680,7 +3861,7 @@ func (x *ExplainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
 func (*ExplainReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ExplainReply) GetEvents() []*Event {
@@ -3711,7 +3892,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3723,7 +3904,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3736,7 +3917,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -3838,7 +4019,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3850,7 +4031,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3863,7 +4044,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{60}
 }
 
 type StatsReply struct {
@@ -3879,7 +4060,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3891,7 +4072,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3904,7 +4085,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{58}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *StatsReply) GetNode() string {
@@ -3960,7 +4141,7 @@ type GPUStats struct {
 
 func (x *GPUStats) Reset() {
 	*x = GPUStats{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3972,7 +4153,7 @@ func (x *GPUStats) String() string {
 func (*GPUStats) ProtoMessage() {}
 
 func (x *GPUStats) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3985,7 +4166,7 @@ func (x *GPUStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUStats.ProtoReflect.Descriptor instead.
 func (*GPUStats) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{59}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GPUStats) GetGpu() *GPU {
@@ -4053,7 +4234,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4065,7 +4246,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4078,7 +4259,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{60}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ProbeRequest) GetOwner() string {
@@ -4097,7 +4278,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4109,7 +4290,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4122,7 +4303,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{61}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ProbeReply) GetProbe() *Probe {
@@ -4154,7 +4335,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4166,7 +4347,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4179,7 +4360,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{62}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Probe) GetNode() string {
@@ -4291,7 +4472,7 @@ type ProbeFlow struct {
 
 func (x *ProbeFlow) Reset() {
 	*x = ProbeFlow{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4303,7 +4484,7 @@ func (x *ProbeFlow) String() string {
 func (*ProbeFlow) ProtoMessage() {}
 
 func (x *ProbeFlow) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4316,7 +4497,7 @@ func (x *ProbeFlow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeFlow.ProtoReflect.Descriptor instead.
 func (*ProbeFlow) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{63}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ProbeFlow) GetUp() bool {
@@ -4397,7 +4578,7 @@ type ProbeEnd struct {
 
 func (x *ProbeEnd) Reset() {
 	*x = ProbeEnd{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4409,7 +4590,7 @@ func (x *ProbeEnd) String() string {
 func (*ProbeEnd) ProtoMessage() {}
 
 func (x *ProbeEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4422,7 +4603,7 @@ func (x *ProbeEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeEnd.ProtoReflect.Descriptor instead.
 func (*ProbeEnd) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{64}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ProbeEnd) GetDevice() string {
@@ -4483,7 +4664,7 @@ type JobRunRequest struct {
 
 func (x *JobRunRequest) Reset() {
 	*x = JobRunRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4495,7 +4676,7 @@ func (x *JobRunRequest) String() string {
 func (*JobRunRequest) ProtoMessage() {}
 
 func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4508,7 +4689,7 @@ func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRunRequest.ProtoReflect.Descriptor instead.
 func (*JobRunRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{65}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *JobRunRequest) GetRun() *JobRun {
@@ -4527,7 +4708,7 @@ type JobRequest struct {
 
 func (x *JobRequest) Reset() {
 	*x = JobRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4539,7 +4720,7 @@ func (x *JobRequest) String() string {
 func (*JobRequest) ProtoMessage() {}
 
 func (x *JobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4552,7 +4733,7 @@ func (x *JobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRequest.ProtoReflect.Descriptor instead.
 func (*JobRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{66}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *JobRequest) GetJob() string {
@@ -4584,7 +4765,7 @@ type JobRun struct {
 
 func (x *JobRun) Reset() {
 	*x = JobRun{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +4777,7 @@ func (x *JobRun) String() string {
 func (*JobRun) ProtoMessage() {}
 
 func (x *JobRun) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +4790,7 @@ func (x *JobRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRun.ProtoReflect.Descriptor instead.
 func (*JobRun) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{67}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *JobRun) GetJob() string {
@@ -4720,7 +4901,7 @@ type Wish struct {
 
 func (x *Wish) Reset() {
 	*x = Wish{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4732,7 +4913,7 @@ func (x *Wish) String() string {
 func (*Wish) ProtoMessage() {}
 
 func (x *Wish) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4745,7 +4926,7 @@ func (x *Wish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wish.ProtoReflect.Descriptor instead.
 func (*Wish) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{68}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Wish) GetName() string {
@@ -4773,7 +4954,7 @@ type JobAnswerReply struct {
 
 func (x *JobAnswerReply) Reset() {
 	*x = JobAnswerReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4785,7 +4966,7 @@ func (x *JobAnswerReply) String() string {
 func (*JobAnswerReply) ProtoMessage() {}
 
 func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4798,7 +4979,7 @@ func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobAnswerReply.ProtoReflect.Descriptor instead.
 func (*JobAnswerReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{69}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *JobAnswerReply) GetOutcome() string {
@@ -4831,7 +5012,7 @@ type EnvReply struct {
 
 func (x *EnvReply) Reset() {
 	*x = EnvReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4843,7 +5024,7 @@ func (x *EnvReply) String() string {
 func (*EnvReply) ProtoMessage() {}
 
 func (x *EnvReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4856,7 +5037,7 @@ func (x *EnvReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvReply.ProtoReflect.Descriptor instead.
 func (*EnvReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{70}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *EnvReply) GetOps() []*EnvOp {
@@ -4877,7 +5058,7 @@ type EnvOp struct {
 
 func (x *EnvOp) Reset() {
 	*x = EnvOp{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4889,7 +5070,7 @@ func (x *EnvOp) String() string {
 func (*EnvOp) ProtoMessage() {}
 
 func (x *EnvOp) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4902,7 +5083,7 @@ func (x *EnvOp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvOp.ProtoReflect.Descriptor instead.
 func (*EnvOp) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{71}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EnvOp) GetPrepend() bool {
@@ -4937,7 +5118,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4949,7 +5130,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4962,7 +5143,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{72}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Mark) GetEpoch() uint64 {
@@ -4990,7 +5171,7 @@ type LeaseRef struct {
 
 func (x *LeaseRef) Reset() {
 	*x = LeaseRef{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5002,7 +5183,7 @@ func (x *LeaseRef) String() string {
 func (*LeaseRef) ProtoMessage() {}
 
 func (x *LeaseRef) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5015,7 +5196,7 @@ func (x *LeaseRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseRef.ProtoReflect.Descriptor instead.
 func (*LeaseRef) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{73}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *LeaseRef) GetId() string {
@@ -5051,7 +5232,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5063,7 +5244,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5076,7 +5257,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{74}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *WatchRequest) GetSince() *Mark {
@@ -5105,7 +5286,7 @@ type WatchReply struct {
 
 func (x *WatchReply) Reset() {
 	*x = WatchReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5117,7 +5298,7 @@ func (x *WatchReply) String() string {
 func (*WatchReply) ProtoMessage() {}
 
 func (x *WatchReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5130,7 +5311,7 @@ func (x *WatchReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchReply.ProtoReflect.Descriptor instead.
 func (*WatchReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{75}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *WatchReply) GetInventory() *Inventory {
@@ -5172,7 +5353,7 @@ type Whereabouts struct {
 
 func (x *Whereabouts) Reset() {
 	*x = Whereabouts{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5184,7 +5365,7 @@ func (x *Whereabouts) String() string {
 func (*Whereabouts) ProtoMessage() {}
 
 func (x *Whereabouts) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5197,7 +5378,7 @@ func (x *Whereabouts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Whereabouts.ProtoReflect.Descriptor instead.
 func (*Whereabouts) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{76}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Whereabouts) GetNode() string {
@@ -5225,7 +5406,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5237,7 +5418,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5250,7 +5431,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{77}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RegisterRequest) GetCluster() string {
@@ -5282,7 +5463,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5294,7 +5475,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5307,7 +5488,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{78}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{81}
 }
 
 type WhereRequest struct {
@@ -5320,7 +5501,7 @@ type WhereRequest struct {
 
 func (x *WhereRequest) Reset() {
 	*x = WhereRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5332,7 +5513,7 @@ func (x *WhereRequest) String() string {
 func (*WhereRequest) ProtoMessage() {}
 
 func (x *WhereRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5345,7 +5526,7 @@ func (x *WhereRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhereRequest.ProtoReflect.Descriptor instead.
 func (*WhereRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{79}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *WhereRequest) GetCluster() string {
@@ -5372,7 +5553,7 @@ type WhereReply struct {
 
 func (x *WhereReply) Reset() {
 	*x = WhereReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5384,7 +5565,7 @@ func (x *WhereReply) String() string {
 func (*WhereReply) ProtoMessage() {}
 
 func (x *WhereReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5397,7 +5578,7 @@ func (x *WhereReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhereReply.ProtoReflect.Descriptor instead.
 func (*WhereReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{80}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *WhereReply) GetOwners() []string {
@@ -5684,7 +5865,20 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x16\n" +
 	"\x06remedy\x18\x04 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04node\x18\x05 \x01(\bR\x04node\"\"\n" +
+	"\x04node\x18\x05 \x01(\bR\x04node\"\x12\n" +
+	"\x10HealthAllRequest\"\xd2\x01\n" +
+	"\x0eHealthAllReply\x121\n" +
+	"\bfindings\x18\x01 \x03(\v2\x15.sluice.v1.NodesCheckR\bfindings\x12\x14\n" +
+	"\x05asked\x18\x02 \x01(\rR\x05asked\x12\x12\n" +
+	"\x04well\x18\x03 \x01(\rR\x04well\x12\x16\n" +
+	"\x06warned\x18\x04 \x01(\rR\x06warned\x12\x16\n" +
+	"\x06failed\x18\x05 \x01(\rR\x06failed\x12\x18\n" +
+	"\aunheard\x18\x06 \x01(\rR\aunheard\x12\x19\n" +
+	"\bleft_out\x18\a \x01(\rR\aleftOut\"J\n" +
+	"\n" +
+	"NodesCheck\x12&\n" +
+	"\x05check\x18\x01 \x01(\v2\x10.sluice.v1.CheckR\x05check\x12\x14\n" +
+	"\x05nodes\x18\x02 \x03(\tR\x05nodes\"\"\n" +
 	"\x0eExplainRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\"8\n" +
 	"\fExplainReply\x12(\n" +
@@ -5826,7 +6020,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\tR\x03job\"$\n" +
 	"\n" +
 	"WhereReply\x12\x16\n" +
-	"\x06owners\x18\x01 \x03(\tR\x06owners2\xb3\a\n" +
+	"\x06owners\x18\x01 \x03(\tR\x06owners2\xef\a\n" +
 	"\x05Owner\x12C\n" +
 	"\tInventory\x12\x1b.sluice.v1.InventoryRequest\x1a\x19.sluice.v1.InventoryReply\x12=\n" +
 	"\aReserve\x12\x19.sluice.v1.ReserveRequest\x1a\x17.sluice.v1.ReserveReply\x12=\n" +
@@ -5843,7 +6037,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05Watch\x12\x17.sluice.v1.WatchRequest\x1a\x15.sluice.v1.WatchReply\x12@\n" +
 	"\bRegister\x12\x1a.sluice.v1.RegisterRequest\x1a\x18.sluice.v1.RegisterReply\x127\n" +
 	"\x05Where\x12\x17.sluice.v1.WhereRequest\x1a\x15.sluice.v1.WhereReply\x124\n" +
-	"\x04Held\x12\x16.sluice.v1.HeldRequest\x1a\x14.sluice.v1.HeldReply2\xca\x04\n" +
+	"\x04Held\x12\x16.sluice.v1.HeldRequest\x1a\x14.sluice.v1.HeldReply\x12:\n" +
+	"\x06Health\x12\x18.sluice.v1.HealthRequest\x1a\x16.sluice.v1.HealthReply2\x8f\x05\n" +
 	"\x05Local\x12=\n" +
 	"\aAcquire\x12\x19.sluice.v1.AcquireRequest\x1a\x17.sluice.v1.AcquireReply\x12=\n" +
 	"\aRelease\x12\x19.sluice.v1.ReleaseRequest\x1a\x17.sluice.v1.ReleaseReply\x124\n" +
@@ -5854,7 +6049,8 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05Stats\x12\x17.sluice.v1.StatsRequest\x1a\x15.sluice.v1.StatsReply\x121\n" +
 	"\x03Set\x12\x15.sluice.v1.SetRequest\x1a\x13.sluice.v1.SetReply\x127\n" +
 	"\x05Drain\x12\x17.sluice.v1.DrainRequest\x1a\x15.sluice.v1.DrainReply\x127\n" +
-	"\x05Probe\x12\x17.sluice.v1.ProbeRequest\x1a\x15.sluice.v1.ProbeReply2\xff\x02\n" +
+	"\x05Probe\x12\x17.sluice.v1.ProbeRequest\x1a\x15.sluice.v1.ProbeReply\x12C\n" +
+	"\tHealthAll\x12\x1b.sluice.v1.HealthAllRequest\x1a\x19.sluice.v1.HealthAllReply2\xff\x02\n" +
 	"\x04Jobs\x12=\n" +
 	"\x06Prolog\x12\x18.sluice.v1.JobRunRequest\x1a\x19.sluice.v1.JobAnswerReply\x12;\n" +
 	"\x06Epilog\x12\x18.sluice.v1.JobRunRequest\x1a\x17.sluice.v1.ReportsReply\x12G\n" +
@@ -5875,7 +6071,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -5931,84 +6127,87 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*HealthRequest)(nil),         // 51: sluice.v1.HealthRequest
 	(*HealthReply)(nil),           // 52: sluice.v1.HealthReply
 	(*Check)(nil),                 // 53: sluice.v1.Check
-	(*ExplainRequest)(nil),        // 54: sluice.v1.ExplainRequest
-	(*ExplainReply)(nil),          // 55: sluice.v1.ExplainReply
-	(*Event)(nil),                 // 56: sluice.v1.Event
-	(*StatsRequest)(nil),          // 57: sluice.v1.StatsRequest
-	(*StatsReply)(nil),            // 58: sluice.v1.StatsReply
-	(*GPUStats)(nil),              // 59: sluice.v1.GPUStats
-	(*ProbeRequest)(nil),          // 60: sluice.v1.ProbeRequest
-	(*ProbeReply)(nil),            // 61: sluice.v1.ProbeReply
-	(*Probe)(nil),                 // 62: sluice.v1.Probe
-	(*ProbeFlow)(nil),             // 63: sluice.v1.ProbeFlow
-	(*ProbeEnd)(nil),              // 64: sluice.v1.ProbeEnd
-	(*JobRunRequest)(nil),         // 65: sluice.v1.JobRunRequest
-	(*JobRequest)(nil),            // 66: sluice.v1.JobRequest
-	(*JobRun)(nil),                // 67: sluice.v1.JobRun
-	(*Wish)(nil),                  // 68: sluice.v1.Wish
-	(*JobAnswerReply)(nil),        // 69: sluice.v1.JobAnswerReply
-	(*EnvReply)(nil),              // 70: sluice.v1.EnvReply
-	(*EnvOp)(nil),                 // 71: sluice.v1.EnvOp
-	(*Mark)(nil),                  // 72: sluice.v1.Mark
-	(*LeaseRef)(nil),              // 73: sluice.v1.LeaseRef
-	(*WatchRequest)(nil),          // 74: sluice.v1.WatchRequest
-	(*WatchReply)(nil),            // 75: sluice.v1.WatchReply
-	(*Whereabouts)(nil),           // 76: sluice.v1.Whereabouts
-	(*RegisterRequest)(nil),       // 77: sluice.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 78: sluice.v1.RegisterReply
-	(*WhereRequest)(nil),          // 79: sluice.v1.WhereRequest
-	(*WhereReply)(nil),            // 80: sluice.v1.WhereReply
-	(*durationpb.Duration)(nil),   // 81: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 82: google.protobuf.Timestamp
+	(*HealthAllRequest)(nil),      // 54: sluice.v1.HealthAllRequest
+	(*HealthAllReply)(nil),        // 55: sluice.v1.HealthAllReply
+	(*NodesCheck)(nil),            // 56: sluice.v1.NodesCheck
+	(*ExplainRequest)(nil),        // 57: sluice.v1.ExplainRequest
+	(*ExplainReply)(nil),          // 58: sluice.v1.ExplainReply
+	(*Event)(nil),                 // 59: sluice.v1.Event
+	(*StatsRequest)(nil),          // 60: sluice.v1.StatsRequest
+	(*StatsReply)(nil),            // 61: sluice.v1.StatsReply
+	(*GPUStats)(nil),              // 62: sluice.v1.GPUStats
+	(*ProbeRequest)(nil),          // 63: sluice.v1.ProbeRequest
+	(*ProbeReply)(nil),            // 64: sluice.v1.ProbeReply
+	(*Probe)(nil),                 // 65: sluice.v1.Probe
+	(*ProbeFlow)(nil),             // 66: sluice.v1.ProbeFlow
+	(*ProbeEnd)(nil),              // 67: sluice.v1.ProbeEnd
+	(*JobRunRequest)(nil),         // 68: sluice.v1.JobRunRequest
+	(*JobRequest)(nil),            // 69: sluice.v1.JobRequest
+	(*JobRun)(nil),                // 70: sluice.v1.JobRun
+	(*Wish)(nil),                  // 71: sluice.v1.Wish
+	(*JobAnswerReply)(nil),        // 72: sluice.v1.JobAnswerReply
+	(*EnvReply)(nil),              // 73: sluice.v1.EnvReply
+	(*EnvOp)(nil),                 // 74: sluice.v1.EnvOp
+	(*Mark)(nil),                  // 75: sluice.v1.Mark
+	(*LeaseRef)(nil),              // 76: sluice.v1.LeaseRef
+	(*WatchRequest)(nil),          // 77: sluice.v1.WatchRequest
+	(*WatchReply)(nil),            // 78: sluice.v1.WatchReply
+	(*Whereabouts)(nil),           // 79: sluice.v1.Whereabouts
+	(*RegisterRequest)(nil),       // 80: sluice.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 81: sluice.v1.RegisterReply
+	(*WhereRequest)(nil),          // 82: sluice.v1.WhereRequest
+	(*WhereReply)(nil),            // 83: sluice.v1.WhereReply
+	(*durationpb.Duration)(nil),   // 84: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 85: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	0,   // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
 	1,   // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	81,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	84,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,   // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
-	81,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
+	84,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
 	3,   // 5: sluice.v1.Lease.request:type_name -> sluice.v1.Request
 	4,   // 6: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	82,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	82,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	85,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	85,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
 	7,   // 9: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
-	82,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
+	85,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
 	6,   // 11: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	81,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	82,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
-	81,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	81,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
+	84,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	85,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
+	84,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	84,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
 	2,   // 16: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	82,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	85,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
 	9,   // 18: sluice.v1.Session.use:type_name -> sluice.v1.Use
 	10,  // 19: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
 	12,  // 20: sluice.v1.Session.link:type_name -> sluice.v1.Link
-	81,  // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
-	81,  // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	81,  // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	81,  // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	81,  // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	81,  // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	81,  // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	81,  // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	84,  // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
+	84,  // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	84,  // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	84,  // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	84,  // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	84,  // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	84,  // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	84,  // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
 	5,   // 29: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
 	9,   // 30: sluice.v1.Status.use:type_name -> sluice.v1.Use
 	11,  // 31: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	82,  // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	85,  // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
 	13,  // 33: sluice.v1.Status.shares:type_name -> sluice.v1.Share
-	81,  // 34: sluice.v1.Status.idle:type_name -> google.protobuf.Duration
+	84,  // 34: sluice.v1.Status.idle:type_name -> google.protobuf.Duration
 	0,   // 35: sluice.v1.Report.key:type_name -> sluice.v1.Key
 	1,   // 36: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
 	4,   // 37: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
 	9,   // 38: sluice.v1.Report.use:type_name -> sluice.v1.Use
 	10,  // 39: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	81,  // 40: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	82,  // 41: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	82,  // 42: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	84,  // 40: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	85,  // 41: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	85,  // 42: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
 	13,  // 43: sluice.v1.Report.shares:type_name -> sluice.v1.Share
 	8,   // 44: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
 	5,   // 45: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	81,  // 46: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	84,  // 46: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
 	5,   // 47: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
 	16,  // 48: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
 	0,   // 49: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
@@ -6025,103 +6224,109 @@ var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	50,  // 60: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
 	8,   // 61: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
 	53,  // 62: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	56,  // 63: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	82,  // 64: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 65: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	4,   // 66: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
-	82,  // 67: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	59,  // 68: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	14,  // 69: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,   // 70: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	81,  // 71: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	62,  // 72: sluice.v1.ProbeReply.probe:type_name -> sluice.v1.Probe
-	81,  // 73: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
-	81,  // 74: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
-	81,  // 75: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
-	81,  // 76: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
-	63,  // 77: sluice.v1.Probe.flows:type_name -> sluice.v1.ProbeFlow
-	64,  // 78: sluice.v1.Probe.from:type_name -> sluice.v1.ProbeEnd
-	64,  // 79: sluice.v1.Probe.to:type_name -> sluice.v1.ProbeEnd
-	81,  // 80: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
-	67,  // 81: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	68,  // 82: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	71,  // 83: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	0,   // 84: sluice.v1.LeaseRef.key:type_name -> sluice.v1.Key
-	72,  // 85: sluice.v1.WatchRequest.since:type_name -> sluice.v1.Mark
-	81,  // 86: sluice.v1.WatchRequest.wait:type_name -> google.protobuf.Duration
-	8,   // 87: sluice.v1.WatchReply.inventory:type_name -> sluice.v1.Inventory
-	72,  // 88: sluice.v1.WatchReply.at:type_name -> sluice.v1.Mark
-	73,  // 89: sluice.v1.WatchReply.leases:type_name -> sluice.v1.LeaseRef
-	76,  // 90: sluice.v1.RegisterRequest.leases:type_name -> sluice.v1.Whereabouts
-	17,  // 91: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	19,  // 92: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	21,  // 93: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	23,  // 94: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	25,  // 95: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	27,  // 96: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	29,  // 97: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	31,  // 98: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	33,  // 99: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	35,  // 100: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	36,  // 101: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
-	39,  // 102: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
-	74,  // 103: sluice.v1.Owner.Watch:input_type -> sluice.v1.WatchRequest
-	77,  // 104: sluice.v1.Owner.Register:input_type -> sluice.v1.RegisterRequest
-	79,  // 105: sluice.v1.Owner.Where:input_type -> sluice.v1.WhereRequest
-	41,  // 106: sluice.v1.Owner.Held:input_type -> sluice.v1.HeldRequest
-	45,  // 107: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	25,  // 108: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	27,  // 109: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	47,  // 110: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	51,  // 111: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	54,  // 112: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	57,  // 113: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	31,  // 114: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	33,  // 115: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	60,  // 116: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
-	65,  // 117: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	65,  // 118: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	65,  // 119: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	65,  // 120: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	66,  // 121: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	66,  // 122: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	18,  // 123: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	20,  // 124: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	22,  // 125: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	24,  // 126: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	26,  // 127: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	28,  // 128: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	30,  // 129: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	32,  // 130: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	34,  // 131: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	38,  // 132: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	37,  // 133: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
-	40,  // 134: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
-	75,  // 135: sluice.v1.Owner.Watch:output_type -> sluice.v1.WatchReply
-	78,  // 136: sluice.v1.Owner.Register:output_type -> sluice.v1.RegisterReply
-	80,  // 137: sluice.v1.Owner.Where:output_type -> sluice.v1.WhereReply
-	43,  // 138: sluice.v1.Owner.Held:output_type -> sluice.v1.HeldReply
-	46,  // 139: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	26,  // 140: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	28,  // 141: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	48,  // 142: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	52,  // 143: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	55,  // 144: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	58,  // 145: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	32,  // 146: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	34,  // 147: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	61,  // 148: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
-	69,  // 149: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	30,  // 150: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	69,  // 151: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	30,  // 152: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	70,  // 153: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	30,  // 154: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	123, // [123:155] is the sub-list for method output_type
-	91,  // [91:123] is the sub-list for method input_type
-	91,  // [91:91] is the sub-list for extension type_name
-	91,  // [91:91] is the sub-list for extension extendee
-	0,   // [0:91] is the sub-list for field type_name
+	56,  // 63: sluice.v1.HealthAllReply.findings:type_name -> sluice.v1.NodesCheck
+	53,  // 64: sluice.v1.NodesCheck.check:type_name -> sluice.v1.Check
+	59,  // 65: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	85,  // 66: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 67: sluice.v1.Event.key:type_name -> sluice.v1.Key
+	4,   // 68: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
+	85,  // 69: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	62,  // 70: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	14,  // 71: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,   // 72: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	84,  // 73: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	65,  // 74: sluice.v1.ProbeReply.probe:type_name -> sluice.v1.Probe
+	84,  // 75: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
+	84,  // 76: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
+	84,  // 77: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
+	84,  // 78: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
+	66,  // 79: sluice.v1.Probe.flows:type_name -> sluice.v1.ProbeFlow
+	67,  // 80: sluice.v1.Probe.from:type_name -> sluice.v1.ProbeEnd
+	67,  // 81: sluice.v1.Probe.to:type_name -> sluice.v1.ProbeEnd
+	84,  // 82: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
+	70,  // 83: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	71,  // 84: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	74,  // 85: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	0,   // 86: sluice.v1.LeaseRef.key:type_name -> sluice.v1.Key
+	75,  // 87: sluice.v1.WatchRequest.since:type_name -> sluice.v1.Mark
+	84,  // 88: sluice.v1.WatchRequest.wait:type_name -> google.protobuf.Duration
+	8,   // 89: sluice.v1.WatchReply.inventory:type_name -> sluice.v1.Inventory
+	75,  // 90: sluice.v1.WatchReply.at:type_name -> sluice.v1.Mark
+	76,  // 91: sluice.v1.WatchReply.leases:type_name -> sluice.v1.LeaseRef
+	79,  // 92: sluice.v1.RegisterRequest.leases:type_name -> sluice.v1.Whereabouts
+	17,  // 93: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	19,  // 94: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	21,  // 95: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	23,  // 96: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	25,  // 97: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	27,  // 98: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	29,  // 99: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	31,  // 100: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	33,  // 101: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	35,  // 102: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	36,  // 103: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
+	39,  // 104: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
+	77,  // 105: sluice.v1.Owner.Watch:input_type -> sluice.v1.WatchRequest
+	80,  // 106: sluice.v1.Owner.Register:input_type -> sluice.v1.RegisterRequest
+	82,  // 107: sluice.v1.Owner.Where:input_type -> sluice.v1.WhereRequest
+	41,  // 108: sluice.v1.Owner.Held:input_type -> sluice.v1.HeldRequest
+	51,  // 109: sluice.v1.Owner.Health:input_type -> sluice.v1.HealthRequest
+	45,  // 110: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	25,  // 111: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	27,  // 112: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	47,  // 113: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	51,  // 114: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	57,  // 115: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	60,  // 116: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	31,  // 117: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	33,  // 118: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	63,  // 119: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
+	54,  // 120: sluice.v1.Local.HealthAll:input_type -> sluice.v1.HealthAllRequest
+	68,  // 121: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	68,  // 122: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	68,  // 123: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	68,  // 124: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	69,  // 125: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	69,  // 126: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	18,  // 127: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	20,  // 128: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	22,  // 129: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	24,  // 130: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	26,  // 131: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	28,  // 132: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	30,  // 133: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	32,  // 134: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	34,  // 135: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	38,  // 136: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	37,  // 137: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
+	40,  // 138: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
+	78,  // 139: sluice.v1.Owner.Watch:output_type -> sluice.v1.WatchReply
+	81,  // 140: sluice.v1.Owner.Register:output_type -> sluice.v1.RegisterReply
+	83,  // 141: sluice.v1.Owner.Where:output_type -> sluice.v1.WhereReply
+	43,  // 142: sluice.v1.Owner.Held:output_type -> sluice.v1.HeldReply
+	52,  // 143: sluice.v1.Owner.Health:output_type -> sluice.v1.HealthReply
+	46,  // 144: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	26,  // 145: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	28,  // 146: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	48,  // 147: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	52,  // 148: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	58,  // 149: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	61,  // 150: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	32,  // 151: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	34,  // 152: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	64,  // 153: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
+	55,  // 154: sluice.v1.Local.HealthAll:output_type -> sluice.v1.HealthAllReply
+	72,  // 155: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	30,  // 156: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	72,  // 157: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	30,  // 158: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	73,  // 159: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	30,  // 160: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	127, // [127:161] is the sub-list for method output_type
+	93,  // [93:127] is the sub-list for method input_type
+	93,  // [93:93] is the sub-list for extension type_name
+	93,  // [93:93] is the sub-list for extension extendee
+	0,   // [0:93] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
@@ -6135,7 +6340,7 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   81,
+			NumMessages:   84,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

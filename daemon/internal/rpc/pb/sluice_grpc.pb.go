@@ -42,6 +42,7 @@ const (
 	Owner_Register_FullMethodName  = "/sluice.v1.Owner/Register"
 	Owner_Where_FullMethodName     = "/sluice.v1.Owner/Where"
 	Owner_Held_FullMethodName      = "/sluice.v1.Owner/Held"
+	Owner_Health_FullMethodName    = "/sluice.v1.Owner/Health"
 )
 
 // OwnerClient is the client API for Owner service.
@@ -67,6 +68,7 @@ type OwnerClient interface {
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterReply, error)
 	Where(ctx context.Context, in *WhereRequest, opts ...grpc.CallOption) (*WhereReply, error)
 	Held(ctx context.Context, in *HeldRequest, opts ...grpc.CallOption) (*HeldReply, error)
+	Health(ctx context.Context, in *HealthRequest, opts ...grpc.CallOption) (*HealthReply, error)
 }
 
 type ownerClient struct {
@@ -237,6 +239,16 @@ func (c *ownerClient) Held(ctx context.Context, in *HeldRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *ownerClient) Health(ctx context.Context, in *HealthRequest, opts ...grpc.CallOption) (*HealthReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HealthReply)
+	err := c.cc.Invoke(ctx, Owner_Health_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OwnerServer is the server API for Owner service.
 // All implementations must embed UnimplementedOwnerServer
 // for forward compatibility.
@@ -260,6 +272,7 @@ type OwnerServer interface {
 	Register(context.Context, *RegisterRequest) (*RegisterReply, error)
 	Where(context.Context, *WhereRequest) (*WhereReply, error)
 	Held(context.Context, *HeldRequest) (*HeldReply, error)
+	Health(context.Context, *HealthRequest) (*HealthReply, error)
 	mustEmbedUnimplementedOwnerServer()
 }
 
@@ -317,6 +330,9 @@ func (UnimplementedOwnerServer) Where(context.Context, *WhereRequest) (*WhereRep
 }
 func (UnimplementedOwnerServer) Held(context.Context, *HeldRequest) (*HeldReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Held not implemented")
+}
+func (UnimplementedOwnerServer) Health(context.Context, *HealthRequest) (*HealthReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Health not implemented")
 }
 func (UnimplementedOwnerServer) mustEmbedUnimplementedOwnerServer() {}
 func (UnimplementedOwnerServer) testEmbeddedByValue()               {}
@@ -627,6 +643,24 @@ func _Owner_Held_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Owner_Health_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HealthRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).Health(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_Health_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).Health(ctx, req.(*HealthRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Owner_ServiceDesc is the grpc.ServiceDesc for Owner service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -698,22 +732,27 @@ var Owner_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Held",
 			Handler:    _Owner_Held_Handler,
 		},
+		{
+			MethodName: "Health",
+			Handler:    _Owner_Health_Handler,
+		},
 	},
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "daemon/internal/rpc/sluice.proto",
 }
 
 const (
-	Local_Acquire_FullMethodName = "/sluice.v1.Local/Acquire"
-	Local_Release_FullMethodName = "/sluice.v1.Local/Release"
-	Local_List_FullMethodName    = "/sluice.v1.Local/List"
-	Local_Pool_FullMethodName    = "/sluice.v1.Local/Pool"
-	Local_Health_FullMethodName  = "/sluice.v1.Local/Health"
-	Local_Explain_FullMethodName = "/sluice.v1.Local/Explain"
-	Local_Stats_FullMethodName   = "/sluice.v1.Local/Stats"
-	Local_Set_FullMethodName     = "/sluice.v1.Local/Set"
-	Local_Drain_FullMethodName   = "/sluice.v1.Local/Drain"
-	Local_Probe_FullMethodName   = "/sluice.v1.Local/Probe"
+	Local_Acquire_FullMethodName   = "/sluice.v1.Local/Acquire"
+	Local_Release_FullMethodName   = "/sluice.v1.Local/Release"
+	Local_List_FullMethodName      = "/sluice.v1.Local/List"
+	Local_Pool_FullMethodName      = "/sluice.v1.Local/Pool"
+	Local_Health_FullMethodName    = "/sluice.v1.Local/Health"
+	Local_Explain_FullMethodName   = "/sluice.v1.Local/Explain"
+	Local_Stats_FullMethodName     = "/sluice.v1.Local/Stats"
+	Local_Set_FullMethodName       = "/sluice.v1.Local/Set"
+	Local_Drain_FullMethodName     = "/sluice.v1.Local/Drain"
+	Local_Probe_FullMethodName     = "/sluice.v1.Local/Probe"
+	Local_HealthAll_FullMethodName = "/sluice.v1.Local/HealthAll"
 )
 
 // LocalClient is the client API for Local service.
@@ -733,6 +772,7 @@ type LocalClient interface {
 	Set(ctx context.Context, in *SetRequest, opts ...grpc.CallOption) (*SetReply, error)
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
 	Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeReply, error)
+	HealthAll(ctx context.Context, in *HealthAllRequest, opts ...grpc.CallOption) (*HealthAllReply, error)
 }
 
 type localClient struct {
@@ -843,6 +883,16 @@ func (c *localClient) Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *localClient) HealthAll(ctx context.Context, in *HealthAllRequest, opts ...grpc.CallOption) (*HealthAllReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HealthAllReply)
+	err := c.cc.Invoke(ctx, Local_HealthAll_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LocalServer is the server API for Local service.
 // All implementations must embed UnimplementedLocalServer
 // for forward compatibility.
@@ -860,6 +910,7 @@ type LocalServer interface {
 	Set(context.Context, *SetRequest) (*SetReply, error)
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
 	Probe(context.Context, *ProbeRequest) (*ProbeReply, error)
+	HealthAll(context.Context, *HealthAllRequest) (*HealthAllReply, error)
 	mustEmbedUnimplementedLocalServer()
 }
 
@@ -899,6 +950,9 @@ func (UnimplementedLocalServer) Drain(context.Context, *DrainRequest) (*DrainRep
 }
 func (UnimplementedLocalServer) Probe(context.Context, *ProbeRequest) (*ProbeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Probe not implemented")
+}
+func (UnimplementedLocalServer) HealthAll(context.Context, *HealthAllRequest) (*HealthAllReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method HealthAll not implemented")
 }
 func (UnimplementedLocalServer) mustEmbedUnimplementedLocalServer() {}
 func (UnimplementedLocalServer) testEmbeddedByValue()               {}
@@ -1101,6 +1155,24 @@ func _Local_Probe_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Local_HealthAll_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HealthAllRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LocalServer).HealthAll(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Local_HealthAll_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LocalServer).HealthAll(ctx, req.(*HealthAllRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Local_ServiceDesc is the grpc.ServiceDesc for Local service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1147,6 +1219,10 @@ var Local_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Probe",
 			Handler:    _Local_Probe_Handler,
+		},
+		{
+			MethodName: "HealthAll",
+			Handler:    _Local_HealthAll_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

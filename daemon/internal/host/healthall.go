@@ -1,0 +1,244 @@
+package host
+
+// The health of all nodes that a daemon can be asked on: this one, and the owners of the pools. A node that lends no
+// GPU listens on no port; Slurm has what it finds of itself, see sluice health --drain.
+//
+//	1  each owner -> its node's own findings, so many at a time, each with a deadline, all with another
+//	2  what another node wrote is cut to size and made printable; who said nothing is a finding too
+//	3  the same finding of several nodes is one
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
+)
+
+const (
+	healthTime    = 8 * time.Second  // for one node
+	healthAllTime = 24 * time.Second // for all of them; who asks waits a little longer
+	healthAtOnce  = 128
+	// maxChecks is what one node can add to the answer, and maxFindings how many different findings that has.
+	maxChecks   = 32
+	maxFindings = 2048
+	maxFinding  = 512 // bytes of a text, and of a remedy
+)
+
+// NodeHealth is what this node has found of itself. Owners, which are nodes of their own, are not in it.
+func (h *Host) NodeHealth(ctx context.Context) []rpc.Check {
+	var checks []rpc.Check
+	if h.cfg.Health != nil {
+		checks = h.cfg.Health(ctx)
+	}
+	h.mu.Lock()
+	undelivered, sockless, leases := len(h.ends), 0, 0
+	for _, hd := range h.leases {
+		switch hd.rec.Phase {
+		case releasing:
+			undelivered++
+		case granted:
+			if hd.rec.Lease.Host != h.cfg.Node {
+				continue // not ours any more as soon as its node has it
+			}
+			leases++
+			if hd.sock == nil {
+				sockless++
+			}
+		}
+	}
+	h.mu.Unlock()
+	if undelivered > 0 {
+		checks = append(checks, rpc.Check{Name: "releases", Level: rpc.Warn, Text: plural(undelivered, "release") + " not delivered yet", Remedy: "they go out when their owners answer"})
+	}
+	if sockless > 0 {
+		checks = append(checks, rpc.Check{Name: "sockets", Level: rpc.Fail, Node: true, Text: plural(sockless, "lease") + " without socket", Remedy: "see the log; restart sluiced when " + h.cfg.RunDir + " can be written"})
+	}
+	return append(checks, rpc.Check{Name: "leases", Level: rpc.OK, Text: plural(leases, "lease") + " of this node's jobs"})
+}
+
+// answerOf is what one node says of itself, or why it says nothing.
+type answerOf struct {
+	node   string
+	checks []rpc.Check
+	err    error
+}
+
+// HealthAll implements rpc.LocalService. Owners let controllers ask, and nobody else.
+func (h *Host) HealthAll(ctx context.Context, p rpc.Peer) (rpc.HealthAll, error) {
+	if p.UID != 0 && p.UID != h.cfg.SlurmUser {
+		return rpc.HealthAll{}, lease.Errorf(lease.Denied, "the health of all nodes is for root and SlurmUser; sluice health is for everybody")
+	}
+	if !h.healthAll.TryLock() {
+		return rpc.HealthAll{}, lease.Errorf(lease.Down, "somebody else has all nodes asked at this moment; ask again in %v", healthAllTime)
+	}
+	defer h.healthAll.Unlock()
+	return h.askHealth(ctx, h.owners(), healthTime, healthAllTime), nil
+}
+
+// askHealth asks this node and the owners.
+func (h *Host) askHealth(ctx context.Context, owners []*peer, one, all time.Duration) rpc.HealthAll {
+	ctx, cancel := context.WithTimeout(ctx, all)
+	defer cancel()
+	// Those that answered last time come first: silence takes long.
+	slices.SortStableFunc(owners, func(a, b *peer) int {
+		away := func(p *peer) int {
+			if p.down() != nil {
+				return 1
+			}
+			return 0
+		}
+		return cmp.Compare(away(a), away(b))
+	})
+	answers := make([]answerOf, 1, len(owners)+1)
+	answers[0] = answerOf{node: h.cfg.Node}
+	for _, p := range owners {
+		if p.name != h.cfg.Node {
+			answers = append(answers, answerOf{node: p.name, err: lease.Errorf(lease.Down, "not asked within %v", all)})
+		}
+	}
+	gate := make(chan struct{}, healthAtOnce)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		answers[0].checks, answers[0].err = within(ctx, one, func(ctx context.Context) ([]rpc.Check, error) { return h.NodeHealth(ctx), nil })
+	})
+	at := 0
+	for _, p := range owners {
+		if p.name == h.cfg.Node {
+			continue
+		}
+		at++
+		a := &answers[at]
+		select {
+		case gate <- struct{}{}:
+		case <-ctx.Done():
+			continue
+		}
+		wg.Go(func() {
+			defer func() { <-gate }()
+			a.checks, a.err = h.healthOf(ctx, p, one)
+		})
+	}
+	wg.Wait()
+	return foldHealth(answers)
+}
+
+// healthOf asks one owner. It does not go through call: a health check that hangs, as on a dead file server, is no
+// reason to leave the owner out of placement.
+func (h *Host) healthOf(ctx context.Context, p *peer, limit time.Duration) ([]rpc.Check, error) {
+	checks, err := within(ctx, limit, func(ctx context.Context) ([]rpc.Check, error) {
+		n, ok := p.owner.(rpc.NodeHealth)
+		if !ok {
+			return nil, lease.Errorf(lease.WrongPeer, "owner %s does not tell its health", p.name)
+		}
+		return n.Health(ctx, h.cfg.Node)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(checks) == 0 {
+		return nil, lease.Errorf(lease.Internal, "an answer without any finding")
+	}
+	if v := p.version(); v != "" && v != h.cfg.Version {
+		checks = append(checks, rpc.Check{Name: "version", Level: rpc.Warn, Text: fmt.Sprintf("runs sluice %s, and %s runs %s", v, h.cfg.Node, h.cfg.Version),
+			Remedy: "finish the upgrade: the same packages on all nodes"})
+	}
+	return checks, nil
+}
+
+// believed is what another node wrote, of a size and in bytes that a table has room for. Levels that are not known are failures.
+func believed(checks []rpc.Check) []rpc.Check {
+	var out []rpc.Check
+	for _, c := range checks {
+		if c.Level == rpc.OK {
+			continue
+		}
+		if c.Level != rpc.Warn {
+			c.Level = rpc.Fail
+		}
+		out = append(out, rpc.Check{Name: form.Line(c.Name, 64), Level: c.Level, Text: form.Line(c.Text, maxFinding), Remedy: form.Line(c.Remedy, maxFinding), Node: c.Node})
+	}
+	slices.SortStableFunc(out, func(a, b rpc.Check) int { return cmp.Compare(a.Level.Rank(), b.Level.Rank()) })
+	if n := len(out) - maxChecks; n > 0 {
+		out = append(out[:maxChecks:maxChecks], rpc.Check{Name: "health", Level: rpc.Warn, Text: "more findings than one node is let tell", Remedy: "sluice health on the node"})
+	}
+	return out
+}
+
+// foldHealth sums up what nodes said.
+func foldHealth(answers []answerOf) rpc.HealthAll {
+	all := rpc.HealthAll{Asked: len(answers)}
+	at := map[rpc.Check]int{}
+	add := func(key, c rpc.Check, node string) {
+		i, ok := at[key]
+		switch {
+		case !ok && len(all.Findings) == maxFindings:
+			all.LeftOut++
+			return
+		case !ok:
+			i = len(all.Findings)
+			at[key] = i
+			all.Findings = append(all.Findings, rpc.NodesCheck{Check: c})
+		}
+		if n := all.Findings[i].Nodes; len(n) == 0 || n[len(n)-1] != node { // a node may say it twice
+			all.Findings[i].Nodes = append(n, node)
+		}
+	}
+	for _, a := range answers {
+		if a.err != nil {
+			all.Unheard++
+			key, c := unheard(a.node, a.err)
+			add(key, c, a.node)
+			continue
+		}
+		level := rpc.OK
+		for _, c := range believed(a.checks) {
+			if c.Level.Rank() < level.Rank() {
+				level = c.Level
+			}
+			add(c, c, a.node)
+		}
+		switch level {
+		case rpc.OK:
+			all.Well++
+		case rpc.Warn:
+			all.Warned++
+		default:
+			all.Failed++
+		}
+	}
+	slices.SortStableFunc(all.Findings, func(a, b rpc.NodesCheck) int {
+		return cmp.Or(cmp.Compare(a.Level.Rank(), b.Level.Rank()), cmp.Compare(len(b.Nodes), len(a.Nodes)), strings.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// address is what differs in the reasons of several nodes besides their names.
+var address = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]+(%\w+)?\]`)
+
+// unheard is the finding of a node that told nothing, and what it has in common with those of others: the text has
+// the first one's own reason, with its name and address in it.
+func unheard(node string, err error) (key, c rpc.Check) {
+	why := form.Line(err.Error(), maxFinding)
+	switch lease.CodeOf(err) {
+	case lease.Down:
+		c = rpc.Check{Name: "silent", Level: rpc.Fail, Text: "no answer", Remedy: "see that the node is up and that sluiced runs there; sluice health names the cause for each owner"}
+	case lease.WrongPeer:
+		c = rpc.Check{Name: "version", Level: rpc.Warn, Text: "does not know the question", Remedy: "install the same release of sluiced there"}
+	case lease.Denied:
+		c = rpc.Check{Name: "refused", Level: rpc.Warn, Text: "refuses to tell", Remedy: "ask on a controller's node: slurm.controllers in sluice.yaml of those nodes names it"}
+	default:
+		c = rpc.Check{Name: "unheard", Level: rpc.Fail, Text: "no usable answer", Remedy: "see the log of sluiced there"}
+	}
+	key = c
+	key.Text += address.ReplaceAllString(strings.ReplaceAll(why, node, "NODE"), "ADDRESS")
+	c.Text += fmt.Sprintf(" (%s: %s)", node, why)
+	return key, c
+}
