@@ -199,10 +199,7 @@ func (h *Host) Health(ctx context.Context, _ rpc.Peer) ([]rpc.Check, error) {
 		checks = append(checks, rpc.Check{Name: "sockets", Level: rpc.Fail, Node: true, Text: plural(sockless, "lease") + " without socket", Remedy: "see the log; restart sluiced when " + h.cfg.RunDir + " can be written"})
 	}
 	add(rpc.OK, "leases", plural(leases, "lease")+" of this node's jobs", "")
-	rank := map[rpc.Level]int{rpc.Fail: 0, rpc.Warn: 1, rpc.OK: 2}
-	slices.SortStableFunc(checks, func(a, b rpc.Check) int {
-		return cmp.Or(cmp.Compare(rank[a.Level], rank[b.Level]), cmp.Compare(a.Name, b.Name))
-	})
+	rpc.SortChecks(checks)
 	return checks, nil
 }
 

@@ -1,7 +1,9 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -76,9 +78,17 @@ type Check struct {
 	Level  Level  `json:"level"`
 	Text   string `json:"text"`
 	Remedy string `json:"remedy,omitempty"`
-	// Node: jobs with fractions fail on this node until an administrator mends it here. Never said of
+	// Node: jobs with fractions fail on this node, or on its GPUs, until an administrator mends it here. Never said of
 	// what another node or a job has done.
 	Node bool `json:"node,omitempty"`
+}
+
+// SortChecks puts the worst first, and those of a level in the order of their names.
+func SortChecks(cs []Check) {
+	rank := map[Level]int{Fail: 0, Warn: 1, OK: 2}
+	slices.SortStableFunc(cs, func(a, b Check) int {
+		return cmp.Or(cmp.Compare(rank[a.Level], rank[b.Level]), cmp.Compare(a.Name, b.Name))
+	})
 }
 
 // Event is what happened to a lease or a request: a line of this node's audit log, or what an
