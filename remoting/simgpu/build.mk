@@ -62,7 +62,7 @@ $(SIM_OUT)/driver-12020/libcuda.so.1: $(SIM_OBJ) $(SIM_OUT)/o/procs.o $(SIM_OUT)
 	@mkdir -p $(@D)
 	$(SIM_LINK)
 
-$(SIM_OUT)/libnvidia-ml.so.1: $(SIM_OUT)/o/nvml.o $(SIM_OUT)/o/nvml_board.o $(SIM_OUT)/o/busy.o $(SIM_OUT)/o/engine.o $(SIM_OUT)/o/clock.o $(SIM_OUT)/o/idle.o $(SIM_OUT)/o/state-13000.o
+$(SIM_OUT)/libnvidia-ml.so.1: $(SIM_OUT)/o/nvml.o $(SIM_OUT)/o/nvml_board.o $(SIM_OUT)/o/nvml_errors.o $(SIM_OUT)/o/busy.o $(SIM_OUT)/o/engine.o $(SIM_OUT)/o/clock.o $(SIM_OUT)/o/idle.o $(SIM_OUT)/o/state-13000.o
 	$(CC) $(CFLAGS) -shared -Wl,-soname,libnvidia-ml.so.1 -o $@ $^ $(SIM_LDFLAGS) -lrt
 
 $(SIM_OUT)/twins.so: $(SIM)/testtwins.c $(SIM)/simkernel.h

@@ -67,6 +67,7 @@ API const char *nvmlErrorString(nvmlReturn_t r)
 	case NVML_ERROR_NOT_FOUND: return "Not Found";
 	case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
 	case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+	case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
 	case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
 	default: return "Unknown Error";
 	}
@@ -89,7 +90,9 @@ nvmlReturn_t nvml_check(nvmlDevice_t d, const void *out)
 	if (r)
 		return r;
 	for (int i = 0; i < ml.cfg.ndev; i++)
-		if (d == &ml.dev[i])
+		if (d == &ml.dev[i] && nvml_errors(d, "lost", 0))
+			return NVML_ERROR_GPU_IS_LOST;
+		else if (d == &ml.dev[i])
 			return out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 	return NVML_ERROR_INVALID_ARGUMENT;
 }
@@ -546,7 +549,7 @@ API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned int sensor, u
 		return r;
 	if (sensor)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*v = 30 + busy_device(d->index) / 3;
+	*v = (unsigned int)nvml_errors(d, "temperature", 30 + busy_device(d->index) / 3);
 	return NVML_SUCCESS;
 }
 
@@ -610,7 +613,7 @@ static nvmlReturn_t wide(nvmlDevice_t d, unsigned long long *v, unsigned long lo
 }
 
 API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t d, unsigned long long *v) { return wide(d, v, 0x500000007ULL); }
-API nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t d, unsigned long long *v) { return wide(d, v, 1); }
+API nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t d, unsigned long long *v) { return wide(d, v, nvml_errors(d, "throttle", 1)); }
 API nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t d, unsigned long long *v) { return wide(d, v, 0x1ff); }
 
 API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *minor)

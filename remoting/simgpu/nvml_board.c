@@ -80,15 +80,6 @@ API nvmlReturn_t nvmlDeviceGetNumFans(nvmlDevice_t d, unsigned int *n)
 	return r;
 }
 
-API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t d, unsigned int *corr, unsigned int *unc, unsigned int *pending, unsigned int *failed)
-{
-	nvmlReturn_t r = nvml_check(d, corr && unc && pending ? failed : NULL);
-
-	if (!r)
-		*corr = *unc = *pending = *failed = 0;
-	return r;
-}
-
 typedef struct { unsigned int version, mask; } nvmlDeviceCapabilities_t;
 
 API nvmlReturn_t nvmlDeviceGetCapabilities(nvmlDevice_t d, nvmlDeviceCapabilities_t *c)

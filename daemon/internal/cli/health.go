@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/xid"
 )
 
 // Exit statuses of sluice health, those of monitoring plug-ins.
@@ -19,7 +20,7 @@ const (
 func newHealth() *cobra.Command {
 	var socket string
 	var asJSON, quiet bool
-	var slurm nodeHealth
+	slurm := nodeHealth{kernelLog: xid.KernelLog}
 	var all allHealth
 	cmd := &cobra.Command{
 		Use:   "health",
@@ -27,7 +28,8 @@ func newHealth() *cobra.Command {
 		Long: `Print the findings of this node's daemon, the worst first, each with a remedy.
 
 The exit status is 0 if all is well, 1 with a warning, 2 with a failure, and 3 if the
-daemon does not answer. docs/health.md has each check, with what to do.
+daemon does not answer. docs/health.md has each check, with what to do. Xids, the errors that
+the driver has written to the kernel's log, are looked for if root asks.
 
 With --node only what is to be mended on this very node before jobs can have fractions
 here: never what a job has done, and never another node's silence. A daemon that is being
@@ -57,6 +59,10 @@ question or refuse to answer are findings as well. A node that lends no GPU list
 			cs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Check, error) { return d.Health(ctx) })
 			if err != nil {
 				return &exitError{healthUnknown, err}
+			}
+			if len(cs) > 0 {
+				cs = append(cs, xids(cmd.Context(), socket, slurm.kernelLog)...)
+				rpc.SortChecks(cs)
 			}
 			if err := printHealth(cmd, cs, asJSON, quiet); err != nil {
 				return &exitError{healthUnknown, err}

@@ -34,6 +34,7 @@ const (
 type nodeHealth struct {
 	only, drain, stay, json bool
 	config, socket          string
+	kernelLog               string
 }
 
 func (o *nodeHealth) flags(cmd *cobra.Command) {
@@ -100,7 +101,7 @@ func (o *nodeHealth) findings(ctx context.Context, cfg *config.Config) []rpc.Che
 	for end := time.Now().Add(daemonBack); ; {
 		found, err := question(ctx, o.socket, func(ctx context.Context, d local) ([]rpc.Check, error) { return d.Health(ctx) })
 		if err == nil {
-			for _, c := range found {
+			for _, c := range append(found, xids(ctx, o.socket, o.kernelLog)...) {
 				if c.Node && c.Level == rpc.Fail {
 					out = append(out, c)
 				}

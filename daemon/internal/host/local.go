@@ -170,9 +170,7 @@ func (h *Host) Health(ctx context.Context, _ rpc.Peer) ([]rpc.Check, error) {
 	if pools == 0 {
 		checks = append(checks, rpc.Check{Name: "pools", Level: rpc.Warn, Text: "no pool is configured", Remedy: "name the owners under pools in sluice.yaml"})
 	}
-	slices.SortStableFunc(checks, func(a, b rpc.Check) int {
-		return cmp.Or(cmp.Compare(a.Level.Rank(), b.Level.Rank()), cmp.Compare(a.Name, b.Name))
-	})
+	rpc.SortChecks(checks)
 	return checks, nil
 }
 

@@ -90,11 +90,11 @@ func (c *child) device(i int, quick bool) Device {
 	d := Device{Index: i}
 	h, r := c.n.DeviceGetHandleByIndex(i)
 	if r != nvml.SUCCESS {
-		d.Error = "NVML cannot open it: " + text(r)
+		d.fail("NVML cannot open it", r)
 		return d
 	}
 	if d.UUID, r = h.GetUUID(); r != nvml.SUCCESS {
-		d.Error = "it has no UUID: " + text(r)
+		d.fail("it has no UUID", r)
 		return d
 	}
 	if c.has("nvmlDeviceGetProcessUtilization") {
@@ -134,6 +134,7 @@ func (c *child) device(i int, quick bool) Device {
 			d.Power = &p
 		}
 	}
+	d.Faults = c.faults(h)
 	if ps, r := h.GetComputeRunningProcesses(); r == nvml.SUCCESS {
 		for _, p := range ps {
 			m := Memory{PID: int(p.Pid)}
@@ -145,6 +146,12 @@ func (c *child) device(i int, quick bool) Device {
 		}
 	}
 	return d
+}
+
+// fail says that the GPU cannot be used, and why.
+func (d *Device) fail(what string, r nvml.Return) {
+	d.Error = what + ": " + text(r)
+	d.Lost = r == nvml.ERROR_GPU_IS_LOST || r == nvml.ERROR_RESET_REQUIRED
 }
 
 // memory fills in the sizes. The second version tells apart what the driver
@@ -159,7 +166,7 @@ func (c *child) memory(h nvml.Device, d *Device) {
 	}
 	m, r := h.GetMemoryInfo()
 	if r != nvml.SUCCESS {
-		d.Error = "NVML cannot tell its memory: " + text(r)
+		d.fail("NVML cannot tell its memory", r)
 		return
 	}
 	d.Total, d.Used = m.Total, m.Used

@@ -39,6 +39,9 @@ type Device struct {
 	Processes   []Memory `json:"processes,omitempty"`
 	Busy        []Busy   `json:"busy,omitempty"`
 	Error       string   `json:"error,omitempty"` // this GPU cannot be used
+	// Lost: it does not answer on the bus, needs a reset before it does, or NVML does not list it any more. Error says which.
+	Lost   bool   `json:"lost,omitempty"`
+	Faults Faults `json:"faults,omitzero"`
 }
 
 // Memory is what one process holds of one GPU.

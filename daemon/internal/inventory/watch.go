@@ -114,36 +114,62 @@ func (w *Watch) Misses() uint64 { return w.misses.Load() }
 // Starts counts the children started so far.
 func (w *Watch) Starts() uint64 { return w.starts.Load() }
 
-// Devices are the GPUs to lend, without what is free of them.
-func (w *Watch) Devices() []lease.GPU {
+// Seen returns the GPUs to lend, as the newest sample has them, in their order. One that NVML does not list any more is as it
+// was, but Lost and without readings. One that NVML cannot open has no UUID, unless a known one had its index.
+func (w *Watch) Seen() []Device {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	s := w.last.Load()
 	if s == nil {
 		return nil
 	}
-	now := map[string]Device{}
+	now, unnamed := map[string]bool{}, map[int]Device{}
 	for _, d := range s.GPUs {
-		now[d.UUID] = d
+		if d.UUID == "" {
+			unnamed[d.Index] = d
+		} else {
+			now[d.UUID] = true
+		}
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var out []lease.GPU
+	var out []Device
 	for uuid, d := range w.known {
 		if !w.wanted(d) {
 			continue
 		}
-		g := lease.GPU{UUID: uuid, Index: d.Index, Name: d.Name, PCI: d.PCI, Healthy: true}
+		if !now[uuid] {
+			d = Device{Index: d.Index, UUID: uuid, Name: d.Name, PCI: d.PCI, Total: d.Total, Reserved: d.Reserved, Lost: true, Error: "NVML does not list it any more"}
+			if u, ok := unnamed[d.Index]; ok {
+				d.Lost, d.Error = u.Lost, u.Error
+				delete(unnamed, d.Index)
+			}
+		}
+		out = append(out, d)
+	}
+	for _, d := range unnamed {
+		if w.wanted(d) {
+			out = append(out, d)
+		}
+	}
+	slices.SortFunc(out, func(a, b Device) int { return a.Index - b.Index })
+	return out
+}
+
+// Devices are the GPUs to lend, without what is free of them.
+func (w *Watch) Devices() []lease.GPU {
+	var out []lease.GPU
+	for _, d := range w.Seen() {
+		if d.UUID == "" {
+			continue
+		}
+		g := lease.GPU{UUID: d.UUID, Index: d.Index, Name: d.Name, PCI: d.PCI, Why: d.Error}
 		if taken := d.Reserved + w.cfg.KeepMem; d.Total > taken {
 			g.Mem = (d.Total - taken) / lease.Granule * lease.Granule
-		}
-		g.Why = now[uuid].Error
-		if _, there := now[uuid]; !there {
-			g.Why = "NVML does not list it any more"
 		}
 		if g.Why == "" && g.Mem == 0 {
 			g.Why = "it has no memory to lend; see owner.keep_mem"
 		}
 		if w.cfg.Overhead != nil {
-			n, err := w.cfg.Overhead(uuid)
+			n, err := w.cfg.Overhead(d.UUID)
 			if g.Overhead = n; err != nil && g.Why == "" {
 				g.Why = err.Error()
 			}
@@ -151,7 +177,6 @@ func (w *Watch) Devices() []lease.GPU {
 		g.Healthy = g.Why == ""
 		out = append(out, g)
 	}
-	slices.SortFunc(out, func(a, b lease.GPU) int { return a.Index - b.Index })
 	return out
 }
 
@@ -357,8 +382,8 @@ func (w *Watch) publish(s Sample) {
 		w.known[d.UUID] = d
 	}
 	tell := w.tell
-	w.mu.Unlock()
 	w.last.Store(&s)
+	w.mu.Unlock()
 	w.say(why)
 	w.once.Do(func() { close(w.first) })
 	if tell != nil {

@@ -71,6 +71,11 @@ var (
 	gpuUtil    = desc("gpu_utilisation_ratio", "Part of the time in which a kernel ran, 0 to 1, as NVML says.", "gpu")
 	gpuTemp    = desc("gpu_temperature_celsius", "Temperature of the GPU.", "gpu")
 	gpuPower   = desc("gpu_power_watts", "Power that the GPU draws.", "gpu")
+	gpuSlowAt  = desc("gpu_temperature_slowdown_celsius", "Temperature at which the GPU lowers its clocks.", "gpu")
+	gpuSlowed  = desc("gpu_hardware_slowdown", "1 if the hardware has lowered the GPU's clocks, for heat, power or current.", "gpu")
+	gpuECC     = desc("gpu_ecc_uncorrected_errors_total", "ECC errors that could not be corrected, since the driver was loaded.", "gpu")
+	gpuRemap   = desc("gpu_remap_pending", "1 if a row of the GPU's memory is remapped, or a page retired, at the next reset.", "gpu")
+	gpuUnmap   = desc("gpu_remap_failed", "1 if a row of the GPU's memory could not be remapped.", "gpu")
 
 	leaseInfo     = desc("lease_info", "Whose a lease is; always 1. Join it on lease.", "lease", "cluster", "job", "job_name", "uid", "account", "host", "policy")
 	leaseGranted  = desc("lease_memory_granted_bytes", "Memory of the GPU that the lease grants.", "lease", "gpu")
@@ -202,6 +207,27 @@ func (c collector) gpus(out sink) {
 		if d.Power != nil {
 			out.gauge(gpuPower, float64(*d.Power)/1000, d.UUID)
 		}
+		faults(out, d)
+	}
+}
+
+// faults exports the GPU's own errors.
+func faults(out sink, d inventory.Device) {
+	f := d.Faults
+	if f.SlowdownAt != nil {
+		out.gauge(gpuSlowAt, float64(*f.SlowdownAt), d.UUID)
+	}
+	if f.Slowdown != nil {
+		out.gauge(gpuSlowed, truth(f.Slowdown.Any), d.UUID)
+	}
+	if f.Uncorrected != nil {
+		out.count(gpuECC, float64(*f.Uncorrected), d.UUID)
+	}
+	if f.Rows != nil || f.PagesPending != nil {
+		out.gauge(gpuRemap, truth(f.Rows != nil && f.Rows.Pending || f.PagesPending != nil && *f.PagesPending), d.UUID)
+	}
+	if f.Rows != nil {
+		out.gauge(gpuUnmap, truth(f.Rows.Failed), d.UUID)
 	}
 }
 

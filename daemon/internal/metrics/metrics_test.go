@@ -26,7 +26,9 @@ func full() Source {
 	for i := range 8 {
 		uuid := fmt.Sprintf("GPU-%d", i)
 		gpus = append(gpus, lease.GPU{UUID: uuid, Index: i, Name: "A", Mem: 80 << 30, FreeMem: 8 << 30, FreePercent: 4, Healthy: true, Leases: 24})
-		s.GPUs = append(s.GPUs, inventory.Device{UUID: uuid, Total: 80 << 30, Used: 1 << 30})
+		ecc, slow := uint64(i), uint32(89)
+		s.GPUs = append(s.GPUs, inventory.Device{UUID: uuid, Total: 80 << 30, Used: 1 << 30,
+			Faults: inventory.Faults{Uncorrected: &ecc, SlowdownAt: &slow, Rows: &inventory.Rows{Pending: i == 1, Failed: i == 2}, Slowdown: &inventory.Slowdown{Any: i == 3}}})
 	}
 	for i := range 192 {
 		id := fmt.Sprintf("%032d", i)
@@ -93,7 +95,7 @@ func TestNothingKnownIsLeftOut(t *testing.T) {
 	if !strings.Contains(text, "sluice_nvml_up 0\n") {
 		t.Error("a hanging NVML is not told")
 	}
-	for _, no := range []string{"sluice_nvml_age_seconds ", "sluice_gpu_temperature", "sluice_gpu_utilisation", "sluice_gpu_nvml"} {
+	for _, no := range []string{"sluice_nvml_age_seconds ", "sluice_gpu_temperature", "sluice_gpu_utilisation", "sluice_gpu_nvml", "sluice_gpu_ecc", "sluice_gpu_remap", "sluice_gpu_hardware"} {
 		if strings.Contains(text, "\n"+no) {
 			t.Errorf("%s is exported without being known", no)
 		}
@@ -118,6 +120,8 @@ func TestNoSentinels(t *testing.T) {
 		`sluice_lease_share_seconds_total{gpu="GPU-0",kind="held",lease="00000000000000000000000000000000"} 2`, `sluice_lease_due_ratio{gpu="GPU-0",lease="00000000000000000000000000000000"} 0.04`,
 		`sluice_lease_turns_total{gpu="GPU-0",lease="00000000000000000000000000000000"} 200`,
 		"sluice_gpu_granted_ratio{gpu=\"GPU-3\"} 0.96",
+		`sluice_gpu_ecc_uncorrected_errors_total{gpu="GPU-3"} 3`, `sluice_gpu_temperature_slowdown_celsius{gpu="GPU-0"} 89`, `sluice_gpu_remap_pending{gpu="GPU-1"} 1`,
+		`sluice_gpu_remap_failed{gpu="GPU-2"} 1`, `sluice_gpu_hardware_slowdown{gpu="GPU-3"} 1`, `sluice_gpu_hardware_slowdown{gpu="GPU-2"} 0`,
 		`sluice_lease_gpu_seconds_total{lease="00000000000000000000000000000000"} 1.5`, `sluice_lease_sessions_total{lease="00000000000000000000000000000191"} 5`,
 		`sluice_lease_idle_seconds{lease="00000000000000000000000000000000"} 90`,
 		`sluice_lease_cuts_total{lease="00000000000000000000000000000000"} 2`, `sluice_lease_cut_seconds_total{lease="00000000000000000000000000000000"} 41.5`,

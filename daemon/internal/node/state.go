@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net"
 	"slices"
-	"sort"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
@@ -217,12 +216,26 @@ func (n *Node) health(ctx context.Context) []rpc.Check {
 	if n.owner == nil {
 		add("owner", rpc.OK, "", "this node lends no GPUs")
 	} else {
+		out = append(out, n.faults()...)
 		n.ownerHealth(add)
 	}
 	out = append(out, n.machine(ctx)...)
 	out = append(out, n.jobs.Checks()...)
 	out = append(out, n.files().Checks()...)
-	sort.SliceStable(out, func(i, j int) bool { return out[i].Level.Rank() < out[j].Level.Rank() })
+	rpc.SortChecks(out)
+	return out
+}
+
+// faults returns the findings about the GPUs' own errors.
+func (n *Node) faults() []rpc.Check {
+	drained := map[string]bool{}
+	for _, g := range n.gpus() {
+		drained[g.UUID] = !g.Drain.IsZero()
+	}
+	var out []rpc.Check
+	for _, d := range n.watch.Seen() {
+		out = append(out, gpuFaults(n.cfg.Load().Node, d, drained[d.UUID])...)
+	}
 	return out
 }
 
@@ -253,6 +266,10 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 			add("idle", rpc.Warn, "correct lease.idle.command or pools.NAME.idle in sluice.yaml, or install the program", "the command for idle leases cannot be run: %v", err)
 		}
 	}
+	lost := map[string]bool{} // found already
+	for _, d := range n.watch.Seen() {
+		lost[d.UUID] = d.Lost
+	}
 	healthy := 0
 	for _, g := range n.gpus() {
 		if !g.Drain.IsZero() {
@@ -262,6 +279,9 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 			if g.Lends() {
 				healthy++
 			}
+			continue
+		}
+		if lost[g.UUID] {
 			continue
 		}
 		add("gpu", rpc.Fail, driver+"; it is used again once it is healthy", "%s (%d): %s", g.UUID, g.Index, g.Why)

@@ -1,7 +1,9 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -89,7 +91,7 @@ type Check struct {
 	Level  Level  `json:"level"`
 	Text   string `json:"text"`
 	Remedy string `json:"remedy,omitempty"`
-	// Node: jobs with fractions fail on this node until an administrator mends it here. Never said of
+	// Node: jobs with fractions fail on this node, or on its GPUs, until an administrator mends it here. Never said of
 	// what another node or a job has done.
 	Node bool `json:"node,omitempty"`
 }
@@ -115,6 +117,13 @@ type HealthAll struct {
 type NodeHealth interface {
 	// Health returns what the owner's node has found of itself; for that node and for controllers.
 	Health(ctx context.Context, host string) ([]Check, error)
+}
+
+// SortChecks puts the worst first, and those of a level in the order of their names.
+func SortChecks(cs []Check) {
+	slices.SortStableFunc(cs, func(a, b Check) int {
+		return cmp.Or(cmp.Compare(a.Level.Rank(), b.Level.Rank()), cmp.Compare(a.Name, b.Name))
+	})
 }
 
 // Event is what happened to a lease or a request: a line of this node's audit log, or what an

@@ -1,0 +1,68 @@
+package node
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+func TestGPUFaults(t *testing.T) {
+	const reset = "sluice drain gpu01:3, once it has no leases nvidia-smi --gpu-reset -i GPU-a, then sluice resume gpu01:3"
+	type faults = inventory.Faults
+	for what, c := range map[string]struct {
+		d       inventory.Device
+		drained bool
+		want    string // level, whether it drains the node, name, text; remedy
+	}{
+		"nothing is known": {d: inventory.Device{}},
+		"all is well": {d: inventory.Device{Temperature: ptr(uint32(60)), Faults: faults{Uncorrected: ptr(uint64(0)), UncorrectedEver: ptr(uint64(7)), Rows: &inventory.Rows{Remapped: 7},
+			PagesPending: ptr(false), SlowdownAt: ptr(uint32(89)), ShutdownAt: ptr(uint32(92)), Slowdown: &inventory.Slowdown{}}}},
+		"limits of zero": {d: inventory.Device{Temperature: ptr(uint32(60)), Faults: faults{SlowdownAt: ptr(uint32(0)), ShutdownAt: ptr(uint32(0))}}},
+		"no temperature": {d: inventory.Device{Faults: faults{SlowdownAt: ptr(uint32(89))}}},
+		"lost": {d: inventory.Device{Lost: true, Error: "NVML cannot tell its memory: the GPU is lost", Faults: faults{Uncorrected: ptr(uint64(3))}},
+			want: "fail true gpu GPU-a (3): NVML cannot tell its memory: the GPU is lost; see dmesg; drain the node and reboot it, and have the GPU looked at if it stays away; restart sluiced if it was taken out\n"},
+		"lost, and drained": {d: inventory.Device{Lost: true, Error: "NVML does not list it any more"}, drained: true,
+			want: "fail false gpu GPU-a (3): NVML does not list it any more; see dmesg; drain the node and reboot it, and have the GPU looked at if it stays away; restart sluiced if it was taken out\n"},
+		"ill in another way": {d: inventory.Device{Error: "it is in MIG mode"}},
+		"ECC": {d: inventory.Device{Faults: faults{Uncorrected: ptr(uint64(3)), UncorrectedEver: ptr(uint64(12))}},
+			want: "warn false ecc GPU-a (3): uncorrected ECC errors since the driver was loaded: 3, ever: 12; programs that used that memory have ended; if there are more of them, " + reset + "\n"},
+		"ECC, without a sum": {d: inventory.Device{Faults: faults{Uncorrected: ptr(uint64(3))}},
+			want: "warn false ecc GPU-a (3): uncorrected ECC errors since the driver was loaded: 3; programs that used that memory have ended; if there are more of them, " + reset + "\n"},
+		"a row waits": {d: inventory.Device{Faults: faults{Rows: &inventory.Rows{Remapped: 2, Pending: true}}},
+			want: "fail true remap GPU-a (3): a row of its memory is remapped at the next reset; remapped so far: 2; " + reset + "\n"},
+		"a row waits, and the GPU is drained": {d: inventory.Device{Faults: faults{Rows: &inventory.Rows{Pending: true}}}, drained: true,
+			want: "fail false remap GPU-a (3): a row of its memory is remapped at the next reset; remapped so far: 0; " + reset + "\n"},
+		"a row is not remapped": {d: inventory.Device{Faults: faults{Rows: &inventory.Rows{Remapped: 512, Pending: true, Failed: true}}},
+			want: "fail true remap GPU-a (3): a row of its memory could not be remapped; remapped so far: 512; sluice drain gpu01:3, and have it replaced\n"},
+		"a page waits": {d: inventory.Device{Faults: faults{PagesPending: ptr(true)}},
+			want: "fail true remap GPU-a (3): a page of its memory is retired at the next reset; " + reset + "\n"},
+		"hot": {d: inventory.Device{Temperature: ptr(uint32(89)), Faults: faults{SlowdownAt: ptr(uint32(89)), ShutdownAt: ptr(uint32(92))}},
+			want: "warn false thermal GPU-a (3): 89 degrees C, and it lowers its clocks at 89; see the fans and the air; sluice drain keeps new leases away\n"},
+		"too hot": {d: inventory.Device{Temperature: ptr(uint32(95)), Faults: faults{SlowdownAt: ptr(uint32(89)), ShutdownAt: ptr(uint32(92))}},
+			want: "fail false thermal GPU-a (3): 95 degrees C, and it ends itself at 92; see the fans and the air; sluice drain keeps new leases away\n"},
+		"slow for heat and power": {d: inventory.Device{Faults: faults{Slowdown: &inventory.Slowdown{Any: true, Thermal: true, Brake: true}}},
+			want: "warn false clocks GPU-a (3): the hardware has lowered its clocks, because it is too hot and the power supply has its brake on; see the fans, the air and the power supplies, and nvidia-smi -q -d PERFORMANCE; programs are slower until then\n"},
+		"slow for something": {d: inventory.Device{Faults: faults{Slowdown: &inventory.Slowdown{Any: true}}},
+			want: "warn false clocks GPU-a (3): the hardware has lowered its clocks, because of heat or of current, it does not say which; see the fans, the air and the power supplies, and nvidia-smi -q -d PERFORMANCE; programs are slower until then\n"},
+	} {
+		c.d.UUID, c.d.Index = "GPU-a", 3
+		if got := written(gpuFaults("gpu01", c.d, c.drained)); got != c.want {
+			t.Errorf("%s:\n%swant:\n%s", what, got, c.want)
+		}
+	}
+	want := "fail true gpu the GPU with index 3: it has no UUID: the GPU is lost; see dmesg; drain the node and reboot it, and have the GPU looked at if it stays away; restart sluiced if it was taken out\n"
+	if got := written(gpuFaults("gpu01", inventory.Device{Index: 3, Lost: true, Error: "it has no UUID: the GPU is lost"}, false)); got != want {
+		t.Errorf("without a UUID:\n%s", got)
+	}
+}
+
+func written(cs []rpc.Check) (s string) {
+	for _, c := range cs {
+		s += fmt.Sprintf("%s %v %s %s; %s\n", c.Level, c.Node, c.Name, c.Text, c.Remedy)
+	}
+	return s
+}
