@@ -165,7 +165,7 @@ func believed(checks []rpc.Check) []rpc.Check {
 		}
 		out = append(out, rpc.Check{Name: form.Line(c.Name, 64), Level: c.Level, Text: form.Line(c.Text, maxFinding), Remedy: form.Line(c.Remedy, maxFinding), Node: c.Node})
 	}
-	slices.SortStableFunc(out, func(a, b rpc.Check) int { return cmp.Compare(a.Level.Rank(), b.Level.Rank()) })
+	rpc.SortChecks(out)
 	if n := len(out) - maxChecks; n > 0 {
 		out = append(out[:maxChecks:maxChecks], rpc.Check{Name: "health", Level: rpc.Warn, Text: "more findings than one node is let tell", Remedy: "sluice health on the node"})
 	}
