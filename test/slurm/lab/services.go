@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -109,9 +110,10 @@ func (l *Lab) accounts(ctx context.Context) error {
 	return nil
 }
 
-// isThere is sacctmgr's refusal of what is in the database already, as everything is at a second start.
+// isThere is sacctmgr's refusal of what is in the database already, as everything is at a second start. Slurm 26.05 has other words for it.
 func isThere(said string) bool {
-	return strings.Contains(said, "Nothing new added") || strings.Contains(said, "already exists")
+	return slices.ContainsFunc([]string{"Nothing new added", "already exists", "Already existing", "Request didn't affect anything"},
+		func(words string) bool { return strings.Contains(said, words) })
 }
 
 // Ready waits until every compute node that runs is idle or in use, and every owner's GPUs are seen.
