@@ -179,7 +179,8 @@ func TestOnDemandForm(t *testing.T) {
 	}
 }
 
-// TestOnDemandScripts: the job's scripts, in a job's place: a password of 32 characters is Jupyter's token, and in no argument.
+// TestOnDemandScripts: the job's scripts, in a job's place: a password of 32 characters is Jupyter's token, and in no argument. Until
+// the site has said which pages may connect, there is no Jupyter.
 func TestOnDemandScripts(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name, text string) {
@@ -190,17 +191,34 @@ func TestOnDemandScripts(t *testing.T) {
 	}
 	put("jupyter", "#!/bin/bash\necho \"jupyter $* in $PWD, token $JUPYTER_TOKEN, fraction $SLUICE_SOCKET\"\ncat \"$SLUICE_JUPYTER_CONFIG\"\n")
 	put("sluice", "#!/bin/bash\n[ \"$1\" = env ] && echo export SLUICE_SOCKET=/run/lease/sock\n")
+	text := map[string]string{}
 	for _, name := range []string{"before.sh", "script.sh"} {
-		text := read(t, ondemand+"/template/"+name+".erb")
-		if strings.Contains(text, "<%") {
+		text[name] = read(t, ondemand+"/template/"+name+".erb")
+		if strings.Contains(text[name], "<%") {
 			t.Errorf("%s has Ruby in it, which this test does not run", name)
 		}
-		put(name, text)
+		put(name, text[name])
 	}
+	before := strings.Split(text["before.sh"], "\norigin=\"\"\n")
+	if len(before) != 2 {
+		t.Fatal("before.sh does not leave its origin to the site")
+	}
+	setOrigin := func(origin string) { put("before.sh", before[0]+"\norigin=\""+origin+"\"\n"+before[1]) }
 	env := []string{"HOME=" + dir, "PATH=" + dir + ":/usr/bin:/bin"}
 	job := `cd ` + dir + `; find_port() { echo 4711; }; create_passwd() { printf "%$1s" | tr " " s; }; host=node01; . ./before.sh; env -u BASH_ENV PATH="$PATH" bash ./script.sh`
+	for _, origin := range []string{"", "*", "ondemand.example.org", "https://ondemand.example.org/", "https://OnDemand.example.org", "https://a.org https://b.org"} {
+		setOrigin(origin)
+		out, ok := run(t, env, "bash", "-euc", job)
+		if ok || !strings.Contains(out, "origin in its template/before.sh.erb is '"+origin+"', want the address of Open OnDemand") || strings.Contains(out, "jupyter lab") {
+			t.Errorf("with the origin %q: %v\n%s", origin, ok, out)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "jupyter_config.py")); err == nil {
+			t.Errorf("with the origin %q there is a configuration", origin)
+		}
+	}
+	setOrigin("https://ondemand.example.org:8443")
 	out, ok := run(t, env, "bash", "-euc", job)
-	want := []string{"jupyter lab --config=" + dir + "/jupyter_config.py in " + dir + ", token " + strings.Repeat("s", 32) + ", fraction /run/lease/sock",
+	want := []string{`c.ServerApp.allow_origin = "https://ondemand.example.org:8443"`, "jupyter lab --config=" + dir + "/jupyter_config.py in " + dir + ", token " + strings.Repeat("s", 32) + ", fraction /run/lease/sock",
 		"c.ServerApp.port = 4711", `c.ServerApp.base_url = "/node/node01/4711/"`}
 	for _, w := range want {
 		if !ok || !strings.Contains(out, w) {
