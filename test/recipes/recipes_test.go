@@ -339,6 +339,32 @@ func TestClient(t *testing.T) {
 	}
 }
 
+// TestMakefile: what is missing is told before anything is built, and a failed download ends test-recipes before its tests.
+func TestMakefile(t *testing.T) {
+	dir := t.TempDir()
+	calls := dir + "/calls"
+	if err := os.WriteFile(dir+"/go", []byte("#!/bin/bash\necho \"go $1\" >>"+calls+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return slices.Contains([]string{"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "PREFIX", "SOURCES", "GOFLAGS"}, name)
+	})
+	for target, missing := range map[string]string{"install-client": "say PREFIX=DIR", "gpu-compat": "say SOURCES=DIR"} {
+		out, ok := run(t, env, "make", "-n", "-C", "../..", "--no-print-directory", target)
+		if ok || !strings.Contains(out, missing) || strings.Contains(out, "go build") || strings.Contains(out, "gcc") {
+			t.Errorf("make %s: %v\n%s", target, ok, out)
+		}
+	}
+	if out, ok := run(t, env, "make", "-n", "-C", "../..", "install-client", "PREFIX="+dir); !ok || !strings.Contains(out, "go build") || !strings.Contains(out, "client.sh \""+dir+"\"") {
+		t.Errorf("make install-client PREFIX=%s: %v\n%s", dir, ok, out)
+	}
+	out, ok := run(t, env, "make", "-C", "../..", "test-recipes", "GO="+dir+"/go", "SLUICE_CACHE=/dev/null/cache")
+	if ok || !strings.Contains(out, "/dev/null") || strings.Contains(read(t, calls), "go test") {
+		t.Errorf("make test-recipes without its programs: %v\n%s\n%s", ok, out, read(t, calls))
+	}
+}
+
 // TestBuildRecipes: Spack's and EasyBuild's recipes are Python, and call targets that the Makefile has.
 func TestBuildRecipes(t *testing.T) {
 	const driver = `
