@@ -51,12 +51,12 @@ go-bins: $(VERSION_FILE) | $(B)/bin
 	$(GO) build -trimpath -buildvcs=false -ldflags '$(VERSION_FLAG)' -o $(B)/bin/ ./daemon/cmd/... ./remoting/worker/cmd/sluice-worker ./bench/relay ./test/slurm/cmd/slurmlab
 
 # The client alone, which needs gcc and Go, and its installation: make install-client PREFIX=/opt/sluice. Recipes in etc/spack and
-# etc/easybuild call it.
+# etc/easybuild call it. Without PREFIX nothing is built.
 .PHONY: client install-client
 client: shim $(VERSION_FILE) | $(B)/bin
 	$(GO) build -trimpath -buildvcs=false -ldflags '$(VERSION_FLAG)' -o $(B)/bin/ ./daemon/cmd/sluice
 
-install-client: client
+install-client: $(if $(PREFIX),client)
 	BUILD=$(B) etc/packages/client.sh "$(or $(PREFIX),$(error say PREFIX=DIR))"
 
 # For bench/prebuild.sh: a relay that needs no C library, and the worker with a switch for its turns.
@@ -179,12 +179,12 @@ $(B)/test/twins.so: test/cuda/twins.c remoting/simgpu/simkernel.h | $(B)/test
 
 # --- tests ---
 
-# The whole of it, as CI runs it: nothing is skipped, what is missing is fetched first.
+# What CI runs. Nothing in it is skipped; what is missing is fetched first.
 .PHONY: test test-c test-go test-e2e fuzz lint
 test: deps
 	$(MAKE) -j3 -Otarget lint figures check-generated all cuda-programs
 	$(MAKE) test-c
-	$(MAKE) -j2 -Otarget test-smi test-packages
+	$(MAKE) -j2 -Otarget test-smi test-packages test-recipes
 	$(MAKE) test-aside
 	$(MAKE) hook-cost
 	$(MAKE) test-go
@@ -299,10 +299,10 @@ test-sources: all cuda-programs
 	SLUICE_LOGS=$(abspath $(SLUICE_LOGS)) SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -tags sources -count=1 -timeout 40m -run 'TestPyxis|TestEnrootItself|TestSingularity' ./test/containers
 
 # The files for Environment Modules, Lmod and Open OnDemand with the real Modules, Lmod and Ruby of Debian 12, which are unpacked in
-# the cache; 10 MB are downloaded once. No part of `make test`.
+# the cache; 10 MB are downloaded once.
 .PHONY: test-recipes
 test-recipes:
-	SLUICE_RECIPES=$$(test/recipes/tools.sh) $(GO) test -tags recipes -count=1 -v ./test/recipes
+	tree=$$(test/recipes/tools.sh) && SLUICE_RECIPES=$$tree $(GO) test -tags recipes -count=1 ./test/recipes
 
 fuzz:
 	test/fuzz.sh $(FUZZTIME)
@@ -335,7 +335,7 @@ gpu-test: $(if $(HAVE_GO),all)
 	bench/gpu-test.sh
 
 # SOURCES: where the suites of others lie; docs/compatibility.md.
-gpu-compat: $(if $(HAVE_GO),all)
+gpu-compat: $(if $(and $(HAVE_GO),$(SOURCES)),all)
 	bench/gpu-compat.sh --sources "$(or $(SOURCES),$(error say SOURCES=DIR))"
 
 # A million random driver calls natively and remotely: no form of call may be answered otherwise.

@@ -179,7 +179,8 @@ func TestOnDemandForm(t *testing.T) {
 	}
 }
 
-// TestOnDemandScripts: the job's scripts, in a job's place: a password of 32 characters is Jupyter's token, and in no argument.
+// TestOnDemandScripts: the job's scripts, in a job's place: a password of 32 characters is Jupyter's token, and in no argument. Until
+// the site has said which pages may connect, there is no Jupyter.
 func TestOnDemandScripts(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name, text string) {
@@ -190,17 +191,34 @@ func TestOnDemandScripts(t *testing.T) {
 	}
 	put("jupyter", "#!/bin/bash\necho \"jupyter $* in $PWD, token $JUPYTER_TOKEN, fraction $SLUICE_SOCKET\"\ncat \"$SLUICE_JUPYTER_CONFIG\"\n")
 	put("sluice", "#!/bin/bash\n[ \"$1\" = env ] && echo export SLUICE_SOCKET=/run/lease/sock\n")
+	text := map[string]string{}
 	for _, name := range []string{"before.sh", "script.sh"} {
-		text := read(t, ondemand+"/template/"+name+".erb")
-		if strings.Contains(text, "<%") {
+		text[name] = read(t, ondemand+"/template/"+name+".erb")
+		if strings.Contains(text[name], "<%") {
 			t.Errorf("%s has Ruby in it, which this test does not run", name)
 		}
-		put(name, text)
+		put(name, text[name])
 	}
+	before := strings.Split(text["before.sh"], "\norigin=\"\"\n")
+	if len(before) != 2 {
+		t.Fatal("before.sh does not leave its origin to the site")
+	}
+	setOrigin := func(origin string) { put("before.sh", before[0]+"\norigin=\""+origin+"\"\n"+before[1]) }
 	env := []string{"HOME=" + dir, "PATH=" + dir + ":/usr/bin:/bin"}
 	job := `cd ` + dir + `; find_port() { echo 4711; }; create_passwd() { printf "%$1s" | tr " " s; }; host=node01; . ./before.sh; env -u BASH_ENV PATH="$PATH" bash ./script.sh`
+	for _, origin := range []string{"", "*", "ondemand.example.org", "https://ondemand.example.org/", "https://OnDemand.example.org", "https://a.org https://b.org"} {
+		setOrigin(origin)
+		out, ok := run(t, env, "bash", "-euc", job)
+		if ok || !strings.Contains(out, "origin in its template/before.sh.erb is '"+origin+"', want the address of Open OnDemand") || strings.Contains(out, "jupyter lab") {
+			t.Errorf("with the origin %q: %v\n%s", origin, ok, out)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "jupyter_config.py")); err == nil {
+			t.Errorf("with the origin %q there is a configuration", origin)
+		}
+	}
+	setOrigin("https://ondemand.example.org:8443")
 	out, ok := run(t, env, "bash", "-euc", job)
-	want := []string{"jupyter lab --config=" + dir + "/jupyter_config.py in " + dir + ", token " + strings.Repeat("s", 32) + ", fraction /run/lease/sock",
+	want := []string{`c.ServerApp.allow_origin = "https://ondemand.example.org:8443"`, "jupyter lab --config=" + dir + "/jupyter_config.py in " + dir + ", token " + strings.Repeat("s", 32) + ", fraction /run/lease/sock",
 		"c.ServerApp.port = 4711", `c.ServerApp.base_url = "/node/node01/4711/"`}
 	for _, w := range want {
 		if !ok || !strings.Contains(out, w) {
@@ -218,80 +236,6 @@ func TestOnDemandScripts(t *testing.T) {
 	}
 	if i, err := os.Stat(ondemand + "/template/script.sh.erb"); err != nil || i.Mode()&0o111 == 0 {
 		t.Errorf("Open OnDemand cannot execute script.sh: %v, %v", i, err)
-	}
-}
-
-// TestJupyterHub: the options of a job that JupyterHub's form makes, and what it refuses.
-func TestJupyterHub(t *testing.T) {
-	all := requests(t)
-	type posted struct {
-		Form map[string][]string `json:"form"`
-	}
-	var in []posted
-	for _, r := range all {
-		in = append(in, posted{map[string][]string{"percent": {r.percent}, "mem": {r.mem}, "cores": {r.cores}, "hours": {r.hours}, "account": {r.account}, "partition": {r.partition}}})
-	}
-	text, err := json.Marshal(in)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const driver = `
-import json, sys, types
-class Any:
-    def __getattr__(self, name):
-        self.__dict__[name] = Any()
-        return self.__dict__[name]
-sys.modules["batchspawner"] = types.ModuleType("batchspawner")
-config = Any()
-space = {"get_config": lambda: config}
-exec(compile(open(sys.argv[1]).read(), sys.argv[1], "exec"), space)
-assert config.JupyterHub.spawner_class == "batchspawner.SlurmSpawner"
-out = []
-for request in json.load(sys.stdin):
-    try:
-        out.append({"options": config.Spawner.options_from_form(request["form"])})
-    except ValueError as e:
-        out.append({"error": str(e)})
-json.dump({"page": config.Spawner.options_form(None), "out": out}, sys.stdout)
-`
-	cmd := exec.Command("python3", "-c", driver, etc+"/jupyter/jupyterhub_config.py")
-	cmd.Stdin, cmd.Stderr = strings.NewReader(string(text)), os.Stderr
-	b, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got struct {
-		Page string
-		Out  []struct {
-			Options map[string]string
-			Error   string
-		}
-	}
-	if err := json.Unmarshal(b, &got); err != nil || len(got.Out) != len(all) {
-		t.Fatalf("%v: %s", err, b)
-	}
-	for i, r := range all {
-		o := got.Out[i]
-		if r.refused != "" {
-			if !strings.Contains(o.Error, r.refused) {
-				t.Errorf("%+v: %+v", r, o)
-			}
-			continue
-		}
-		if o.Error != "" {
-			t.Errorf("%+v: refused: %s", r, o.Error)
-			continue
-		}
-		checkArguments(t, r, append(strings.Fields(o.Options["options"]), "--gres="+o.Options["gres"]))
-		if o.Options["runtime"] != r.hours+":00:00" || o.Options["partition"] != r.partition || r.account != "" && !strings.Contains(o.Options["options"], "--account="+r.account) {
-			t.Errorf("%+v: %v", r, o.Options)
-		}
-	}
-	_, fields := form(t)
-	for _, w := range []string{`name="percent" type="number" min="1" max="100"`, `name="hours" type="number" min="1" max="24"`, `pattern="` + fields["rgpu_mem"].Pattern + `"`} {
-		if !strings.Contains(got.Page, w) {
-			t.Errorf("the page lacks %s:\n%s", w, got.Page)
-		}
 	}
 }
 
@@ -395,6 +339,32 @@ func TestClient(t *testing.T) {
 	}
 }
 
+// TestMakefile: what is missing is told before anything is built, and a failed download ends test-recipes before its tests.
+func TestMakefile(t *testing.T) {
+	dir := t.TempDir()
+	calls := dir + "/calls"
+	if err := os.WriteFile(dir+"/go", []byte("#!/bin/bash\necho \"go $1\" >>"+calls+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return slices.Contains([]string{"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "PREFIX", "SOURCES", "GOFLAGS"}, name)
+	})
+	for target, missing := range map[string]string{"install-client": "say PREFIX=DIR", "gpu-compat": "say SOURCES=DIR"} {
+		out, ok := run(t, env, "make", "-n", "-C", "../..", "--no-print-directory", target)
+		if ok || !strings.Contains(out, missing) || strings.Contains(out, "go build") || strings.Contains(out, "gcc") {
+			t.Errorf("make %s: %v\n%s", target, ok, out)
+		}
+	}
+	if out, ok := run(t, env, "make", "-n", "-C", "../..", "install-client", "PREFIX="+dir); !ok || !strings.Contains(out, "go build") || !strings.Contains(out, "client.sh \""+dir+"\"") {
+		t.Errorf("make install-client PREFIX=%s: %v\n%s", dir, ok, out)
+	}
+	out, ok := run(t, env, "make", "-C", "../..", "test-recipes", "GO="+dir+"/go", "SLUICE_CACHE=/dev/null/cache")
+	if ok || !strings.Contains(out, "/dev/null") || strings.Contains(read(t, calls), "go test") {
+		t.Errorf("make test-recipes without its programs: %v\n%s\n%s", ok, out, read(t, calls))
+	}
+}
+
 // TestBuildRecipes: Spack's and EasyBuild's recipes are Python, and call targets that the Makefile has.
 func TestBuildRecipes(t *testing.T) {
 	const driver = `
@@ -451,77 +421,5 @@ print("easybuild", eb["buildopts"], eb["install_cmd"], eb["installopts"], eb["sa
 	version := regexp.MustCompile(`(?m)^go ([0-9.]+)$`).FindStringSubmatch(read(t, "../../go.mod"))
 	if eb := read(t, etc+"/easybuild/Sluice-0.1.0.eb"); len(version) == 0 || !strings.Contains(eb, "('Go', '"+version[1]+"')") {
 		t.Errorf("EasyBuild's recipe wants another Go than go.mod, %v", version)
-	}
-}
-
-// TestEESSI: the links in a place of EESSI's shape, and where the script makes none.
-func TestEESSI(t *testing.T) {
-	dir := t.TempDir()
-	lib, repo, injections := dir+"/lib", dir+"/cvmfs", dir+"/opt/eessi"
-	trusted := repo + "/versions/2025.06/compat/linux/x86_64/lib"
-	for _, d := range []string{lib, dir + "/driver", trusted} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, f := range []string{lib + "/libcuda.so.1", lib + "/libnvidia-ml.so.1", dir + "/driver/libcuda.so.1"} {
-		if err := os.WriteFile(f, nil, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	link := func(to, name string) {
-		t.Helper()
-		_ = os.Remove(name)
-		if err := os.Symlink(to, name); err != nil {
-			t.Fatal(err)
-		}
-	}
-	script := func(args ...string) (string, bool) {
-		t.Helper()
-		return run(t, append(os.Environ(), "EESSI_CVMFS_REPO="+repo), etc+"/eessi/link-driver.sh", args...)
-	}
-	leads := func(from, to string) {
-		t.Helper()
-		if got, err := filepath.EvalSymlinks(from); err != nil || got != to {
-			t.Errorf("%s leads to %s, %v; want %s", from, got, err, to)
-		}
-	}
-	link(injections, repo+"/host_injections") // leads nowhere yet
-
-	for _, cuda := range []string{"12.8", "12.9"} { // once more after an update
-		if out, ok := script("2023.06", cuda, lib); !ok {
-			t.Fatal(out)
-		}
-	}
-	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
-		for _, d := range []string{injections + "/nvidia/x86_64/latest", repo + "/host_injections/2023.06/compat/linux/x86_64/lib"} {
-			leads(d+"/"+name, lib+"/"+name)
-			leads(d+"/"+strings.TrimSuffix(name, ".1"), lib+"/"+name)
-		}
-	}
-	if got := read(t, injections+"/nvidia/x86_64/latest/cuda_version.txt"); got != "12.9\n" {
-		t.Errorf("cuda_version.txt is %q", got)
-	}
-
-	link(repo+"/override", trusted+"/nvidia")
-	link("/dev/null", repo+"/override")
-	if out, ok := script("2025.06", "12.8", lib); ok || !strings.Contains(out, "EESSI_NVIDIA_OVERRIDE_DEFAULT") {
-		t.Errorf("without a place: %v, %s", ok, out)
-	}
-	link(dir+"/override", repo+"/override")
-	if out, ok := script("2025.06", "12.8", lib); !ok {
-		t.Fatal(out)
-	}
-	leads(trusted+"/nvidia/libcuda.so", lib+"/libcuda.so.1")
-
-	link(dir+"/driver/libcuda.so.1", dir+"/override/libcuda.so.1")
-	if out, ok := script("2025.06", "12.8", lib); ok || !strings.Contains(out, "another libcuda.so.1") {
-		t.Errorf("on a node with a driver: %v, %s", ok, out)
-	}
-	leads(trusted+"/nvidia/libcuda.so.1", dir+"/driver/libcuda.so.1")
-	for _, args := range [][]string{{"2023.06"}, {"2023", "12.8", lib}, {"2023.06", "new", lib}, {"2023.06", "12.8", dir}} {
-		if out, ok := script(args...); ok {
-			t.Errorf("%v was taken: %s", args, out)
-		}
 	}
 }

@@ -21,9 +21,14 @@ func tree(t *testing.T) string {
 	return dir
 }
 
+// librariesOf are the directories of the tree's libraries.
+func librariesOf(dir string) string {
+	return dir + "/usr/lib/x86_64-linux-gnu:" + dir + "/lib/x86_64-linux-gnu"
+}
+
 // libraries is the environment in which a program of the tree finds its libraries.
 func libraries(dir string) []string {
-	return []string{"LD_LIBRARY_PATH=" + dir + "/usr/lib/x86_64-linux-gnu", "TCL_LIBRARY=" + dir + "/usr/share/tcltk/tcl8.6", "PATH=" + dir + "/usr/bin:/usr/bin:/bin", "LANG=C.UTF-8"}
+	return []string{"LD_LIBRARY_PATH=" + librariesOf(dir), "TCL_LIBRARY=" + dir + "/usr/share/tcltk/tcl8.6", "PATH=" + dir + "/usr/bin:/usr/bin:/bin", "LANG=C.UTF-8"}
 }
 
 // ruby runs a program in Ruby with a value as JSON on its standard input, and reads the JSON that it prints.
@@ -140,7 +145,7 @@ module load sluice; state loaded
 module unload sluice; state unloaded
 module help sluice 2>&1; module whatis sluice 2>&1
 `
-			env := append(libraries(dir), "HOME="+prefix, "MODULEPATH="+prefix+"/share/modulefiles", "TOOL="+strings.Join(tool, " "), "LIBS="+dir+"/usr/lib/x86_64-linux-gnu")
+			env := append(libraries(dir), "HOME="+prefix, "MODULEPATH="+prefix+"/share/modulefiles", "TOOL="+strings.Join(tool, " "), "LIBS="+librariesOf(dir))
 			path := dir + "/usr/bin:/usr/bin:/bin"
 			line := func(out, state string) string {
 				for l := range strings.Lines(out) {
