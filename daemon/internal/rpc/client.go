@@ -232,12 +232,13 @@ const (
 
 // Health implements NodeHealth.
 func (o *OwnerClient) Health(ctx context.Context, _ string) ([]Check, error) {
-	r, err := o.c.Health(tagged(ctx, o.version), &pb.HealthRequest{}, grpc.MaxCallRecvMsgSize(maxHealth))
-	if err != nil {
+	bound := newFew(maxChecks)
+	r, err := o.c.Health(tagged(ctx, o.version), &pb.HealthRequest{}, grpc.MaxCallRecvMsgSize(maxHealth), grpc.ForceCodecV2(bound))
+	switch {
+	case bound.over:
+		return nil, lease.Errorf(lease.Internal, "owner %s: an answer of more than %d findings", o.name, maxChecks)
+	case err != nil:
 		return nil, o.newer("health of other nodes", err)
-	}
-	if n := len(r.GetChecks()); n > maxChecks {
-		return nil, lease.Errorf(lease.Internal, "owner %s: an answer of %d findings, and %d are taken", o.name, n, maxChecks)
 	}
 	return each(r.GetChecks(), fromCheck), nil
 }
