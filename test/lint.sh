@@ -67,6 +67,7 @@ only '^internal/process/' 'r := regexp.MustCompile("/job_([0-9]+)(?:/|$)")' '/jo
 	'internal/process says which job of Slurm a process is in: who may use a lease depends on it'
 only '^internal/form/|^spank/options' 'ok := strings.HasPrefix(licence, "rgpu")' '(Prefix|Suffix|Contains|Cut|strn?cmp|strstr)\([^)]*"[,;]?rgpu' 'internal/form says what a licence of ours is, spank/options how Slurm spells our names'
 only '^spank/options' 'v := os.Getenv("SPANK_RGPU_MEM")' '"(SPANK_)?RGPU_' 'spank/options has the plug-in'"'"'s options: a list of them elsewhere lacks the next one'
+only '^daemon/internal/slurm/command\.go$' 'b.WriteString("sluice:")' '"sluice:"' 'slurm.OwnPrefix begins an AdminComment of ours: of three copies two wrote and one searched'
 only '^internal/form/' 'shift := 10 * (1 + strings.IndexByte("KMGT", c))' '"KMGT?"|func parseSize\(|\{"T", ?(40|1 ?<< ?40)' 'internal/form reads sizes: five copies took five grammars'
 only '^remoting/wire/link\.go$' 'info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)' 'GetsockoptTCPInfo' \
 	'remoting/wire says what the kernel knows of a connection'

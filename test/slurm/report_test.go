@@ -110,23 +110,31 @@ func TestReportNumbers(t *testing.T) {
 		return err
 	})
 	// The list of jobs has it for alice, for root and for nobody else, without any daemon.
-	listed := func(u lab.User, args ...string) bool {
+	listed := func(u lab.User, refusal string, args ...string) {
 		t.Helper()
 		out, err := s.Ctl.Run(t.Context(), u, append([]string{"sluice", "report", "--socket", "/none", "--since", "1h"}, args...)...)
 		line := regexp.MustCompile(`(?m)^` + job + ` +alice +COMPLETED .* 80%/2 nodes +4G `).FindString(out)
-		t.Logf("%s %q: %v\n%s", u.Name, args, err, out)
-		return line != ""
-	}
-	for _, c := range []struct {
-		as   lab.User
-		args []string
-		want bool
-	}{{lab.Alice, nil, true}, {lab.Root, []string{"--user", "alice"}, true}, {lab.Slurm, []string{"--all"}, true}, {lab.Bob, nil, false}, {lab.Bob, []string{"--account", "research"}, false},
-		{lab.Bob, []string{"--user", "alice"}, false}, {lab.Bob, []string{"--all"}, false}} {
-		if got := listed(c.as, c.args...); got != c.want {
-			t.Errorf("%s %q lists alice's job: %v", c.as.Name, c.args, got)
+		said := out
+		if err != nil {
+			said += err.Error()
+		}
+		switch {
+		case refusal == "" && (err != nil || line == ""):
+			t.Errorf("%s %q does not list alice's job: %v\n%s", u.Name, args, err, out)
+		case refusal != "" && line != "":
+			t.Errorf("%s %q lists alice's job:\n%s", u.Name, args, out)
+		case refusal != "" && !(err == nil && strings.HasPrefix(out, "jobs of bob") || strings.Contains(said, refusal)): // bob may have jobs of other tests
+			t.Errorf("%s %q: %v, want %q\n%s", u.Name, args, err, refusal, out)
 		}
 	}
+	const none, others = "no job with a fraction of bob", "jobs of others are for root, SlurmUser, Slurm's operators, and coordinators"
+	listed(lab.Alice, "")
+	listed(lab.Root, "", "--user", "alice")
+	listed(lab.Slurm, "", "--all")
+	listed(lab.Bob, none)
+	listed(lab.Bob, none, "--account", "research") // its own of that account
+	listed(lab.Bob, others, "--user", "alice")
+	listed(lab.Bob, others, "--all")
 }
 
 // TestReportOutput: the line stands once at the end of the file that the batch script

@@ -41,12 +41,13 @@ func (o *allHealth) run(cmd *cobra.Command) error {
 	if all.Asked == 0 {
 		return &exitError{healthUnknown, errors.New("sluiced asked no node; run the same version of sluice and sluiced")}
 	}
-	at := config.Default().Slurm
-	if c, err := config.Load(o.config); err == nil {
-		at = c.Slurm
+	if c, err := config.Load(o.config); err != nil {
+		noDrains(&all, err, "give sluiced's configuration by --config, as somebody who may read it")
+	} else {
+		addDrains(cmd.Context(), &all, slurm.New(c.Slurm.Bin, c.Slurm.Conf))
 	}
-	if s := slurm.New(at.Bin, at.Conf); s.Installed() {
-		addDrains(cmd.Context(), &all, s)
+	if all.Findings == nil {
+		all.Findings = []rpc.NodesCheck{} // [] in JSON
 	}
 	if o.json {
 		err = printJSON(cmd.OutOrStdout(), all)
@@ -66,8 +67,7 @@ func (o *allHealth) run(cmd *cobra.Command) error {
 func addDrains(ctx context.Context, all *rpc.HealthAll, s drains) {
 	found, err := s.DrainsWith(ctx, drainReason)
 	if err != nil {
-		c := rpc.Check{Name: "slurm", Level: rpc.Warn, Text: "which nodes are drained is not known: " + err.Error(), Remedy: "see that scontrol show nodes works here"}
-		all.Findings = append(all.Findings, rpc.NodesCheck{Check: c, Nodes: []string{"slurmctld"}})
+		noDrains(all, err, "see that scontrol show nodes works here")
 		return
 	}
 	same := map[string][]string{}
@@ -81,6 +81,12 @@ func addDrains(ctx context.Context, all *rpc.HealthAll, s drains) {
 	slices.SortStableFunc(all.Findings, func(a, b rpc.NodesCheck) int { return a.Level.Rank() - b.Level.Rank() })
 }
 
+// noDrains adds that drained nodes may be missing.
+func noDrains(all *rpc.HealthAll, err error, remedy string) {
+	c := rpc.Check{Name: "slurm", Level: rpc.Warn, Text: "which nodes are drained is not known: " + err.Error(), Remedy: remedy}
+	all.Findings = append(all.Findings, rpc.NodesCheck{Check: c, Nodes: []string{"slurmctld"}})
+}
+
 func printHealthAll(w io.Writer, all *rpc.HealthAll) error {
 	for _, f := range all.Findings {
 		text := f.Text
@@ -92,7 +98,11 @@ func printHealthAll(w io.Writer, all *rpc.HealthAll) error {
 		}
 	}
 	if all.LeftOut > 0 {
-		if _, err := fmt.Fprintf(w, "%d more findings are left out\n", all.LeftOut); err != nil {
+		more := fmt.Sprintf("%d more findings are", all.LeftOut)
+		if all.LeftOut == 1 {
+			more = "1 more finding is"
+		}
+		if _, err := fmt.Fprintf(w, "%s left out, the least severe: see sluice health on the nodes\n", more); err != nil {
 			return err
 		}
 	}
@@ -104,13 +114,19 @@ func printHealthAll(w io.Writer, all *rpc.HealthAll) error {
 	return err
 }
 
+// healthAllStatus is the worst of the findings and of the sums: some findings may be left out. A node that was not heard
+// is a warning or a failure, which its finding says; failures are left out last.
 func healthAllStatus(all *rpc.HealthAll) int {
 	cs := make([]rpc.Check, len(all.Findings))
 	for i, f := range all.Findings {
 		cs[i] = f.Check
 	}
-	if all.LeftOut > 0 {
-		return healthFail
+	status := healthStatus(cs)
+	if all.Failed > 0 {
+		status = healthFail
 	}
-	return healthStatus(cs)
+	if all.Warned+all.Unheard+all.LeftOut > 0 {
+		status = max(status, healthWarn)
+	}
+	return status
 }

@@ -17,7 +17,10 @@ import (
 func TestHealthAll(t *testing.T) {
 	d := startDaemon(t)
 	conf := filepath.Join(t.TempDir(), "sluice.yaml")
-	bin := t.TempDir() // without Slurm
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "scontrol"), []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(conf, []byte("node: ctl\nslurm:\n  bin: "+bin+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -30,8 +33,10 @@ func TestHealthAll(t *testing.T) {
 	}{
 		{rpc.HealthAll{Asked: 1, Well: 1}, 0, "1 node asked: 1 well, 0 with warnings, 0 with failures, 0 without an answer\n"},
 		{rpc.HealthAll{Asked: 4, Well: 1, Warned: 3, Findings: []rpc.NodesCheck{warn}}, 1, "warn  gpu[01-03]: disk: is full; make room\n4 nodes asked: 1 well, 3 with"},
-		{rpc.HealthAll{Asked: 5, Warned: 3, Failed: 1, Unheard: 1, LeftOut: 7, Findings: []rpc.NodesCheck{bad, warn}}, 2, "fail  gpu7: gpu?[2J: lost fail  gpu09: forged: a line\nwarn  gpu[01-03]: disk: is full; make room\n7 more findings are left out\n5 nodes"},
-		{rpc.HealthAll{Asked: 5, Well: 5, LeftOut: 1}, 2, "1 more findings"},
+		{rpc.HealthAll{Asked: 5, Warned: 3, Failed: 1, Unheard: 1, LeftOut: 7, Findings: []rpc.NodesCheck{bad, warn}}, 2, "fail  gpu7: gpu?[2J: lost fail  gpu09: forged: a line\nwarn  gpu[01-03]: disk: is full; make room\n7 more findings are left out, the least severe: see sluice health on the nodes\n5 nodes"},
+		{rpc.HealthAll{Asked: 5, Warned: 5, LeftOut: 1, Findings: []rpc.NodesCheck{warn}}, 1, "warn  gpu[01-03]: disk: is full; make room\n1 more finding is left out"},
+		{rpc.HealthAll{Asked: 5, Well: 4, Failed: 1, LeftOut: 1}, 2, "1 more finding is left out"},
+		{rpc.HealthAll{Asked: 5, Well: 4, Unheard: 1, Findings: []rpc.NodesCheck{warn}}, 1, "warn  gpu"}, // it refused
 		{rpc.HealthAll{}, 3, ""},
 	} {
 		d.mu.Lock()
@@ -49,6 +54,21 @@ func TestHealthAll(t *testing.T) {
 	var got rpc.HealthAll
 	if err := json.Unmarshal([]byte(out), &got); err != nil || status != 1 || got.Asked != 4 || len(got.Findings) != 1 || len(got.Findings[0].Nodes) != 3 || got.Findings[0].Name != "disk" {
 		t.Errorf("%v, exit status %d: %s", err, status, out)
+	}
+	d.mu.Lock()
+	d.all = rpc.HealthAll{Asked: 4, Well: 4}
+	d.mu.Unlock()
+	if out, _, status := d.call("health", "--all", "--json", "--config", conf); status != 0 || !strings.Contains(out, `"findings": []`) {
+		t.Errorf("exit status %d: %s", status, out)
+	}
+	// That drained nodes may be missing is said.
+	if err := os.Remove(filepath.Join(bin, "scontrol")); err != nil {
+		t.Fatal(err)
+	}
+	for at, want := range map[string]string{conf: "scontrol is not in " + bin, conf + ".none": "no such file"} {
+		if out, _, status := d.call("health", "--all", "--config", at); status != 1 || !strings.HasPrefix(out, "warn  slurmctld: slurm: which nodes are drained is not known: ") || !strings.Contains(out, want) {
+			t.Errorf("%s: exit status %d: %s", at, status, out)
+		}
 	}
 	for _, other := range []string{"--quiet", "--node", "--drain"} {
 		if _, errs, status := d.call("health", "--all", other); status != 1 || !strings.Contains(errs, "none of the others can be") {

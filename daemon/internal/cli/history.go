@@ -89,6 +89,8 @@ func (h *history) parse(now time.Time) error {
 		return fmt.Errorf("--since %s is not before --until %s", cmp.Or(h.since, lastWeek), cmp.Or(h.until, "now"))
 	case h.last < 1 || h.last > mostJobs:
 		return fmt.Errorf("--last %d: give 1 to %d", h.last, mostJobs)
+	case strings.Contains(h.account, ","):
+		return fmt.Errorf("account %q: give one account, not a list", h.account)
 	case h.account != plain(h.account) && h.account != "" || strings.ContainsAny(h.account, "|= \t"):
 		return fmt.Errorf("account %q: not a name", h.account)
 	}
@@ -205,7 +207,7 @@ func (j *pastJob) hours() float64 { return j.Elapsed.Hours() * float64(j.Granted
 
 // collect asks the accounting.
 func (h *history) collect(ctx context.Context, a accounting) (*pastJobs, error) {
-	out := &pastJobs{Since: h.q.Since, Until: h.q.Until, Jobs: []pastJob{}}
+	out := &pastJobs{Since: h.q.Since, Until: h.q.Until, Jobs: []pastJob{}, Users: []pastSum{}}
 	sums := map[string]*pastSum{}
 	unread := 0
 	var err error
@@ -361,5 +363,16 @@ func (o *pastJobs) print(w io.Writer, who string) error {
 		}
 		rows = append(rows, []string{s.User, strconv.Itoa(s.Jobs), strconv.Itoa(s.Unused), fmt.Sprintf("%.2f", s.Granted), fmt.Sprintf("%.2f", s.Used), share})
 	}
-	return table(w, "USER JOBS UNUSED GPU_HOURS_GRANTED GPU_HOURS_USED USED", rows)
+	if err := table(w, "USER JOBS UNUSED GPU_HOURS_GRANTED GPU_HOURS_USED USED", rows); err != nil {
+		return err
+	}
+	if n := len(o.Users) - mostUsers; n > 0 {
+		more := fmt.Sprintf("%d more users", n)
+		if n == 1 {
+			more = "1 more user"
+		}
+		_, err := fmt.Fprintln(w, more+", whose jobs are in the last line too; --json has all")
+		return err
+	}
+	return nil
 }

@@ -136,6 +136,24 @@ func TestHistory(t *testing.T) {
 	}
 }
 
+// A list of users that is cut short says so.
+func TestHistoryUsers(t *testing.T) {
+	for users, want := range map[int]string{mostUsers: "", mostUsers + 1: "1 more user, ", mostUsers + 7: "7 more users, "} {
+		b := &books{}
+		for i := range users {
+			j := pastBooks().jobs[1]
+			j.User = fmt.Sprint("u", i)
+			b.jobs = append(b.jobs, j)
+		}
+		out, _, err := past(t, b, 0, history{all: true, last: 1})
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		last := lines[len(lines)-1]
+		if want == "" && !strings.HasPrefix(last, "all ") || !strings.HasPrefix(last, want) || err != nil || strings.Count(out, "\nu") != mostUsers {
+			t.Errorf("%d users: %v, %q", users, err, last)
+		}
+	}
+}
+
 // A long history does not fill the memory.
 func TestHistoryBounded(t *testing.T) {
 	o := &pastJobs{}
@@ -216,6 +234,7 @@ func TestHistoryErrors(t *testing.T) {
 		{history{last: mostJobs + 1}, "give 1 to 10000"},
 		{history{account: "a\x1bb"}, "not a name"},
 		{history{account: "a|b"}, "not a name"},
+		{history{account: "a,b"}, "give one account"},
 	} {
 		if _, _, err := past(t, pastBooks(), 0, c.h); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v, want %q", c.h, err, c.want)
@@ -229,7 +248,7 @@ func TestHistoryErrors(t *testing.T) {
 	if _, _, err := past(t, none, nobody, history{account: "phys"}); err == nil || !strings.HasPrefix(err.Error(), "no job with a fraction of 4242424 in account phys ended between ") || !strings.Contains(err.Error(), "; 2 other jobs ended then") {
 		t.Error(err)
 	}
-	if out, _, err := past(t, &books{}, 0, history{asJSON: true}); err != nil || !strings.Contains(out, `"jobs": []`) {
+	if out, _, err := past(t, &books{}, 0, history{asJSON: true}); err != nil || !strings.Contains(out, `"jobs": []`) || !strings.Contains(out, `"users": []`) {
 		t.Error(out, err)
 	}
 }
@@ -253,7 +272,7 @@ func TestHistoryCommand(t *testing.T) {
 		status := Main(append([]string{"report"}, args...), &out, &bad)
 		return status, out.String(), bad.String()
 	}
-	if status, out, bad := call("--config", conf, "--since", "today"); time.Now().Hour() > 0 && (status != 0 || !strings.Contains(out, "\n7    alice  COMPLETED") || !strings.Contains(out, "it fits")) {
+	if status, out, bad := call("--config", conf, "--since", "1h"); status != 0 || !strings.Contains(out, "\n7    alice  COMPLETED") || !strings.Contains(out, "it fits") {
 		t.Error(status, out, bad)
 	}
 	for args, want := range map[string]string{

@@ -4,8 +4,8 @@ package host
 // GPU listens on no port; Slurm has what it finds of itself, see sluice health --drain.
 //
 //	1  each owner -> its node's own findings, so many at a time, each with a deadline, all with another
-//	2  what another node wrote is cut to size and made printable; who said nothing is a finding too
-//	3  the same finding of several nodes is one
+//	2  what a node wrote is cut to size and made printable as soon as it is here; who said nothing is a finding too
+//	3  the same finding of several nodes is one, whatever numbers are in it; failures first, so that warnings take no room from them
 
 import (
 	"cmp"
@@ -26,8 +26,10 @@ const (
 	healthTime    = 8 * time.Second  // for one node
 	healthAllTime = 24 * time.Second // for all of them; who asks waits a little longer
 	healthAtOnce  = 128
-	// maxChecks is what one node can add to the answer, and maxFindings how many different findings that has.
+	// maxChecks is what one node can add to the answer, of which at most maxWarnings are warnings. The answer has at most
+	// maxFindings different findings.
 	maxChecks   = 32
+	maxWarnings = 16
 	maxFindings = 2048
 	maxFinding  = 512 // bytes of a text, and of a remedy
 )
@@ -64,7 +66,7 @@ func (h *Host) NodeHealth(ctx context.Context) []rpc.Check {
 	return append(checks, rpc.Check{Name: "leases", Level: rpc.OK, Text: plural(leases, "lease") + " of this node's jobs"})
 }
 
-// answerOf is what one node says of itself, or why it says nothing.
+// answerOf is what one node says of itself, as believed, or why it says nothing.
 type answerOf struct {
 	node   string
 	checks []rpc.Check
@@ -80,15 +82,29 @@ func (h *Host) HealthAll(ctx context.Context, p rpc.Peer) (rpc.HealthAll, error)
 		return rpc.HealthAll{}, lease.Errorf(lease.Down, "somebody else has all nodes asked at this moment; ask again in %v", healthAllTime)
 	}
 	defer h.healthAll.Unlock()
-	return h.askHealth(ctx, h.owners(), healthTime, healthAllTime), nil
+	return h.askHealth(ctx, h.inPools(), healthTime, healthAllTime), nil
 }
 
 // askHealth asks this node and the owners.
-func (h *Host) askHealth(ctx context.Context, owners []*peer, one, all time.Duration) rpc.HealthAll {
-	ctx, cancel := context.WithTimeout(ctx, all)
+func (h *Host) askHealth(ctx context.Context, owners []Peer, one, all time.Duration) rpc.HealthAll {
+	ctx, cancel := context.WithTimeoutCause(ctx, all, fmt.Errorf("the %v for all nodes are over", all))
 	defer cancel()
+	answers := make([]answerOf, 1, len(owners)+1)
+	answers[0] = answerOf{node: h.cfg.Node}
+	var peers []*peer
+	for _, o := range owners {
+		if o.Name == h.cfg.Node {
+			continue
+		}
+		p, err := h.peer(o.Name, o.Addr)
+		if err != nil {
+			answers = append(answers, answerOf{node: o.Name, err: lease.Errorf(lease.Down, "%v", err)})
+			continue
+		}
+		peers = append(peers, p)
+	}
 	// Those that answered last time come first: silence takes long.
-	slices.SortStableFunc(owners, func(a, b *peer) int {
+	slices.SortStableFunc(peers, func(a, b *peer) int {
 		away := func(p *peer) int {
 			if p.down() != nil {
 				return 1
@@ -97,25 +113,17 @@ func (h *Host) askHealth(ctx context.Context, owners []*peer, one, all time.Dura
 		}
 		return cmp.Compare(away(a), away(b))
 	})
-	answers := make([]answerOf, 1, len(owners)+1)
-	answers[0] = answerOf{node: h.cfg.Node}
-	for _, p := range owners {
-		if p.name != h.cfg.Node {
-			answers = append(answers, answerOf{node: p.name, err: lease.Errorf(lease.Down, "not asked within %v", all)})
-		}
+	begin := len(answers)
+	for _, p := range peers {
+		answers = append(answers, answerOf{node: p.name, err: lease.Errorf(lease.Down, "not asked within %v", all)})
 	}
 	gate := make(chan struct{}, healthAtOnce)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		answers[0].checks, answers[0].err = within(ctx, one, func(ctx context.Context) ([]rpc.Check, error) { return h.NodeHealth(ctx), nil })
+		answers[0].checks, answers[0].err = within(ctx, one, func(ctx context.Context) ([]rpc.Check, error) { return believed(h.NodeHealth(ctx)), nil })
 	})
-	at := 0
-	for _, p := range owners {
-		if p.name == h.cfg.Node {
-			continue
-		}
-		at++
-		a := &answers[at]
+	for i, p := range peers {
+		a := &answers[begin+i]
 		select {
 		case gate <- struct{}{}:
 		case <-ctx.Done():
@@ -150,65 +158,91 @@ func (h *Host) healthOf(ctx context.Context, p *peer, limit time.Duration) ([]rp
 		checks = append(checks, rpc.Check{Name: "version", Level: rpc.Warn, Text: fmt.Sprintf("runs sluice %s, and %s runs %s", v, h.cfg.Node, h.cfg.Version),
 			Remedy: "finish the upgrade: the same packages on all nodes"})
 	}
-	return checks, nil
+	return believed(checks), nil
 }
 
-// believed is what another node wrote, of a size and in bytes that a table has room for. Levels that are not known are failures.
+// believed is what a node wrote, of a size and in bytes that a table has room for: its failures first, then warnings, of
+// which fewer are taken. Levels that are not known are failures.
 func believed(checks []rpc.Check) []rpc.Check {
-	var out []rpc.Check
-	for _, c := range checks {
-		if c.Level == rpc.OK {
-			continue
+	var worst [maxChecks]rpc.Check // what of them is kept, and failures stand before warnings
+	fails, warns, left := 0, 0, false
+	for _, level := range []rpc.Level{rpc.Fail, rpc.Warn} {
+		for _, c := range checks {
+			if c.Level.Rank() != level.Rank() {
+				continue
+			}
+			if fails+warns == maxChecks || level == rpc.Warn && warns == maxWarnings {
+				left = true
+				break
+			}
+			worst[fails+warns] = rpc.Check{Name: form.Line(c.Name, 64), Level: level, Text: form.Line(c.Text, maxFinding), Remedy: form.Line(c.Remedy, maxFinding), Node: c.Node}
+			if level == rpc.Fail {
+				fails++
+			} else {
+				warns++
+			}
 		}
-		if c.Level != rpc.Warn {
-			c.Level = rpc.Fail
-		}
-		out = append(out, rpc.Check{Name: form.Line(c.Name, 64), Level: c.Level, Text: form.Line(c.Text, maxFinding), Remedy: form.Line(c.Remedy, maxFinding), Node: c.Node})
 	}
+	out := slices.Clone(worst[:fails+warns])
 	rpc.SortChecks(out)
-	if n := len(out) - maxChecks; n > 0 {
-		out = append(out[:maxChecks:maxChecks], rpc.Check{Name: "health", Level: rpc.Warn, Text: "more findings than one node is let tell", Remedy: "sluice health on the node"})
+	if left {
+		out = append(out, rpc.Check{Name: "health", Level: rpc.Warn, Text: "more findings than one node is let tell", Remedy: "sluice health on the node"})
 	}
 	return out
 }
 
-// foldHealth sums up what nodes said.
+// foldHealth sums up what nodes said. Of those findings for which there is no room it counts the different ones.
 func foldHealth(answers []answerOf) rpc.HealthAll {
 	all := rpc.HealthAll{Asked: len(answers)}
 	at := map[rpc.Check]int{}
+	out := map[rpc.Check]bool{} // left out
+	differ := map[int]bool{}    // of which not all nodes have the same text
 	add := func(key, c rpc.Check, node string) {
 		i, ok := at[key]
 		switch {
 		case !ok && len(all.Findings) == maxFindings:
-			all.LeftOut++
+			out[key] = true
 			return
 		case !ok:
 			i = len(all.Findings)
 			at[key] = i
 			all.Findings = append(all.Findings, rpc.NodesCheck{Check: c})
+		case all.Findings[i].Text != c.Text || all.Findings[i].Remedy != c.Remedy:
+			differ[i] = true
 		}
 		if n := all.Findings[i].Nodes; len(n) == 0 || n[len(n)-1] != node { // a node may say it twice
 			all.Findings[i].Nodes = append(n, node)
 		}
 	}
-	for _, a := range answers {
-		if a.err != nil {
-			all.Unheard++
-			key, c := unheard(a.node, a.err)
-			add(key, c, a.node)
-			continue
-		}
-		level := rpc.OK
-		for _, c := range believed(a.checks) {
-			if c.Level.Rank() < level.Rank() {
-				level = c.Level
+	for _, level := range []rpc.Level{rpc.Fail, rpc.Warn} {
+		for _, a := range answers {
+			if a.err != nil {
+				if key, c := unheard(a.node, a.err); c.Level == level {
+					add(key, c, a.node)
+				}
+				continue
 			}
-			add(c, c, a.node)
+			for _, c := range a.checks {
+				if c.Level == level {
+					add(masked(c, a.node), c, a.node)
+				}
+			}
 		}
-		switch level {
-		case rpc.OK:
+	}
+	for i := range differ {
+		// The reason of a silent node has its name already.
+		if f := &all.Findings[i]; !strings.Contains(f.Text, "("+f.Nodes[0]+": ") {
+			f.Text += fmt.Sprintf(" (of %s; numbers differ)", f.Nodes[0])
+		}
+	}
+	all.LeftOut = len(out)
+	for _, a := range answers {
+		switch {
+		case a.err != nil:
+			all.Unheard++
+		case len(a.checks) == 0:
 			all.Well++
-		case rpc.Warn:
+		case a.checks[0].Level == rpc.Warn:
 			all.Warned++
 		default:
 			all.Failed++
@@ -220,8 +254,20 @@ func foldHealth(answers []answerOf) rpc.HealthAll {
 	return all
 }
 
-// address is what differs in the reasons of several nodes besides their names.
-var address = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]+(%\w+)?\]`)
+// number is what differs in the texts of several nodes besides their names: addresses, UUIDs, places on the bus, and
+// numbers.
+var number = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]+(%\w+)?\]|(GPU-|MIG-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9]|\d+`)
+
+// mask is what texts of several nodes have in common.
+func mask(text, node string) string {
+	return number.ReplaceAllString(strings.ReplaceAll(text, node, "NODE"), "N")
+}
+
+// masked is what a finding has in common with those of other nodes.
+func masked(c rpc.Check, node string) rpc.Check {
+	c.Text, c.Remedy = mask(c.Text, node), mask(c.Remedy, node)
+	return c
+}
 
 // unheard is the finding of a node that told nothing, and what it has in common with those of others: the text has
 // the first one's own reason, with its name and address in it.
@@ -238,7 +284,7 @@ func unheard(node string, err error) (key, c rpc.Check) {
 		c = rpc.Check{Name: "unheard", Level: rpc.Fail, Text: "no usable answer", Remedy: "see the log of sluiced there"}
 	}
 	key = c
-	key.Text += address.ReplaceAllString(strings.ReplaceAll(why, node, "NODE"), "ADDRESS")
+	key.Text += mask(why, node)
 	c.Text += fmt.Sprintf(" (%s: %s)", node, why)
 	return key, c
 }

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -48,6 +49,9 @@ func ward(t *testing.T, all map[string]func(context.Context, string) ([]rpc.Chec
 	s := newSite(t, owners...)
 	s.end()
 	s.cfg.DialOwner = func(name, _ string) (lease.Owner, error) {
+		if strings.HasPrefix(name, "gone") {
+			return nil, errors.New("its name has no address")
+		}
 		if all[name] == nil {
 			return s.owners[name], nil // of a release without the question
 		}
@@ -58,29 +62,31 @@ func ward(t *testing.T, all map[string]func(context.Context, string) ([]rpc.Chec
 	return s
 }
 
+// word is a different text for each i, without a number in it.
+func word(i int) string {
+	return strings.Map(func(r rune) rune { return r - '0' + 'a' }, fmt.Sprint(i))
+}
+
 func TestHealthAll(t *testing.T) {
 	disk := rpc.Check{Name: "disk", Level: rpc.Warn, Text: "is full", Remedy: "make room"}
 	var many []rpc.Check
 	for i := range 3 * maxChecks {
-		many = append(many, rpc.Check{Name: "x", Level: rpc.Warn, Text: fmt.Sprint(i)})
+		many = append(many, rpc.Check{Name: "x", Level: rpc.Warn, Text: word(i)})
 	}
 	many = append(many, rpc.Check{Name: strings.Repeat("n", 1<<10), Level: "\x1b[31mon fire", Text: "a\nb\x1b[2J" + strings.Repeat("t", 1<<16), Remedy: strings.Repeat("r", 1<<16)})
 	s := ward(t, map[string]func(context.Context, string) ([]rpc.Check, error){
 		"gpu01": told(), "gpu02": told(disk), "gpu03": told(disk, disk), "gpu04": told(rpc.Check{Name: "gpu", Level: rpc.Fail, Text: "lost"}),
 		"gpu05": mute, "gpu06": fails(lease.Down, "owner gpu06 cannot be asked: dial tcp 10.77.0.6:7071: refused"), "gpu07": fails(lease.Down, "owner gpu07 cannot be asked: dial tcp 10.77.0.17:7071: refused"), "gpu08": fails(lease.Denied, "no \x1b[2J\xff"),
 		"gpu09": nil, "gpu10": func(context.Context, string) ([]rpc.Check, error) { return nil, nil }, "gpu11": told(many...),
+		"gone12": told(),
 	})
-	begun := time.Now()
-	all := s.askHealth(t.Context(), s.Host.owners(), 300*time.Millisecond, 10*time.Second)
+	all := s.askHealth(t.Context(), s.Host.inPools(), 2*time.Second, 10*time.Second) // the silent one never answers
 	if !slices.ContainsFunc(all.Findings, func(f rpc.NodesCheck) bool {
 		return f.Name == "silent" && strings.Contains(f.Text, "(gpu06: owner gpu06 cannot be asked: dial tcp 10.77.0.6:7071: refused)")
 	}) {
 		t.Errorf("no reason of a silent node in %+v", all.Findings)
 	}
-	if took := time.Since(begun); took > 5*time.Second {
-		t.Errorf("took %v: the silent one has been waited for", took)
-	}
-	if all.Asked != 12 || all.Well != 2 || all.Warned != 2 || all.Failed != 2 || all.Unheard != 6 || all.LeftOut != 0 {
+	if all.Asked != 13 || all.Well != 2 || all.Warned != 2 || all.Failed != 2 || all.Unheard != 7 || all.LeftOut != 0 {
 		t.Errorf("%+v", all)
 	}
 	of := map[string]string{}
@@ -97,13 +103,13 @@ func TestHealthAll(t *testing.T) {
 		of[string(f.Level)+" "+f.Name+" "+strings.Join(f.Nodes, ",")] = f.Text
 	}
 	for _, want := range []string{
-		"warn disk gpu02,gpu03", "fail gpu gpu04", "fail silent gpu05", "fail silent gpu06,gpu07", "warn refused gpu08", "warn version gpu09", "fail unheard gpu10", "warn health gpu11",
+		"warn disk gpu02,gpu03", "fail gpu gpu04", "fail silent gpu05", "fail silent gpu06,gpu07", "warn refused gpu08", "warn version gpu09", "fail unheard gpu10", "warn health gpu11", "fail silent gone12",
 	} {
 		if of[want] == "" {
 			t.Errorf("no %q in %q", want, of)
 		}
 	}
-	if n := len(all.Findings); n != 7+maxChecks+1 {
+	if n := len(all.Findings); n != 8+1+maxWarnings+1 {
 		t.Errorf("%d findings", n)
 	}
 	// A health check that hangs does not keep leases from the owner, nor does one that fails.
@@ -121,12 +127,12 @@ func TestHealthAllTime(t *testing.T) {
 		all[fmt.Sprintf("n%d", i)] = mute
 	}
 	s := ward(t, all)
-	got := s.askHealth(t.Context(), s.Host.owners(), 400*time.Millisecond, 600*time.Millisecond)
+	got := s.askHealth(t.Context(), s.Host.inPools(), 2*time.Second, 3*time.Second)
 	silent := 0
-	for _, f := range got.Findings { // not asked any more, or no answer
+	for _, f := range got.Findings { // no answer in its own time, none in that of all, not asked any more
 		silent += len(f.Nodes)
 	}
-	if got.Asked != len(all)+1 || got.Unheard != len(all) || len(got.Findings) > 2 || silent != len(all) {
+	if got.Asked != len(all)+1 || got.Unheard != len(all) || len(got.Findings) > 3 || silent != len(all) {
 		t.Errorf("%d asked, %d unheard, %d of them in %d findings", got.Asked, got.Unheard, silent, len(got.Findings))
 	}
 }
@@ -151,11 +157,76 @@ func TestHealthAllPrivacy(t *testing.T) {
 func TestFoldHealthBounded(t *testing.T) {
 	var answers []answerOf
 	for i := range 2 * maxFindings {
-		answers = append(answers, answerOf{node: fmt.Sprint("n", i), checks: []rpc.Check{{Name: "x", Level: rpc.Fail, Text: fmt.Sprint(i)}}})
+		answers = append(answers, answerOf{node: fmt.Sprint("n", i), checks: []rpc.Check{{Name: "x", Level: rpc.Fail, Text: word(i)}}})
 	}
 	all := foldHealth(answers)
 	if len(all.Findings) != maxFindings || all.LeftOut != maxFindings || all.Failed != 2*maxFindings {
 		t.Errorf("%d findings, %d left out, %d failed", len(all.Findings), all.LeftOut, all.Failed)
+	}
+}
+
+// A failure of the last node is told, however many warnings those before it have.
+func TestFoldHealthFailuresFirst(t *testing.T) {
+	var answers []answerOf
+	for i := range 2 * maxFindings {
+		c := rpc.Check{Name: "x", Level: rpc.Warn, Text: word(i)}
+		answers = append(answers, answerOf{node: "left", checks: []rpc.Check{c}}, answerOf{node: "right", checks: []rpc.Check{c}})
+	}
+	answers = append(answers, answerOf{node: "last", checks: []rpc.Check{{Name: "gpu", Level: rpc.Fail, Text: "lost"}}}, answerOf{node: "dead", err: lease.Errorf(lease.Down, "dead")})
+	all := foldHealth(answers)
+	if len(all.Findings) != maxFindings || all.Findings[0].Name != "gpu" || all.Findings[1].Name != "silent" || all.Findings[2].Level != rpc.Warn {
+		t.Errorf("%d findings, %+v", len(all.Findings), all.Findings[:3])
+	}
+	if all.LeftOut != maxFindings+2 || all.Warned != 4*maxFindings || all.Failed != 1 || all.Unheard != 1 {
+		t.Errorf("%d different ones left out, %d warned, %d failed, %d unheard", all.LeftOut, all.Warned, all.Failed, all.Unheard)
+	}
+}
+
+// What differs in numbers, UUIDs and the nodes' own names is one finding, with the first one's text; other words are another.
+func TestFoldHealthNumbers(t *testing.T) {
+	of := func(node, text, remedy string) answerOf {
+		return answerOf{node: node, checks: believed([]rpc.Check{{Name: "x", Level: rpc.Warn, Text: text, Remedy: remedy}})}
+	}
+	for _, c := range []struct {
+		answers []answerOf
+		want    string
+	}{
+		{[]answerOf{of("n1", "/var has 200 MiB free", "make room"), of("n2", "/var has 13 MiB free", "make room")}, "/var has 200 MiB free (of n1; numbers differ)"},
+		{[]answerOf{of("n1", "/var has 200 MiB free", "make room"), of("n2", "/var has 200 MiB free", "make room")}, "/var has 200 MiB free"},
+		{[]answerOf{of("anna", "GPU-0a1b2c3d-0000-1111-2222-abcdefabcdef (0): hot", "sluice resume anna:0"), of("berta", "GPU-ffffffff-0000-1111-2222-abcdefabcdea (3): hot", "sluice resume berta:3")},
+			"GPU-0a1b2c3d-0000-1111-2222-abcdefabcdef (0): hot (of anna; numbers differ)"},
+		{[]answerOf{of("n1", "bus 00000000:3B:00.0", ""), of("n2", "bus 00000000:AF:00.0", "")}, "bus 00000000:3B:00.0 (of n1; numbers differ)"},
+		{[]answerOf{of("n1", "/var has 200 MiB free", ""), of("n2", "/tmp has 200 MiB free", "")}, ""},
+		{[]answerOf{of("n1", "/var has 200 MiB free", ""), of("n2", "/var has 200 MiB free", "make room")}, ""},
+	} {
+		all := foldHealth(c.answers)
+		if c.want == "" && len(all.Findings) == 2 {
+			continue
+		}
+		if len(all.Findings) != 1 || all.Findings[0].Text != c.want || len(all.Findings[0].Nodes) != 2 {
+			t.Errorf("%+v, want %q", all.Findings, c.want)
+		}
+	}
+}
+
+// Of what a node says only so much is kept, and its failures are among it.
+func TestBelievedBounded(t *testing.T) {
+	many := make([]rpc.Check, 1<<16)
+	for i := range many {
+		many[i].Level = rpc.Warn
+	}
+	many[len(many)-1] = rpc.Check{Name: "gpu", Level: rpc.Fail, Text: "lost"}
+	if got := believed(many); len(got) != 1+maxWarnings+1 || cap(got) > 2*maxChecks || got[0].Name != "gpu" || got[len(got)-1].Name != "health" {
+		t.Errorf("%d kept: %+v", len(got), got)
+	}
+	for i := range many {
+		many[i].Level = rpc.Fail
+	}
+	if got := believed(many); len(got) != maxChecks+1 {
+		t.Errorf("%d kept", len(got))
+	}
+	if got := believed(many[:maxChecks]); len(got) != maxChecks {
+		t.Errorf("%d kept", len(got))
 	}
 }
 
@@ -166,7 +237,7 @@ func TestHealthAllHangs(t *testing.T) {
 	s.cfg.Health = func(context.Context) []rpc.Check { select {} }
 	s.start()
 	for range 2 {
-		all := s.askHealth(t.Context(), s.Host.owners(), 100*time.Millisecond, time.Second)
+		all := s.askHealth(t.Context(), s.Host.inPools(), 2*time.Second, 10*time.Second)
 		if all.Asked != 2 || all.Well != 1 || all.Unheard != 1 || len(all.Findings) != 1 || all.Findings[0].Nodes[0] != "node1" {
 			t.Errorf("%+v", all)
 		}

@@ -193,9 +193,10 @@ func (h *Host) order(ctx context.Context, p *peer, d time.Duration, f func(conte
 	return err
 }
 
-// within calls f with a deadline, and does not wait for an f that ignores it.
-func within[T any](ctx context.Context, d time.Duration, f func(context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(ctx, d)
+// within calls f with a deadline, and does not wait for an f that ignores it. If caller ends first,
+// the error says so and not that d was over.
+func within[T any](caller context.Context, d time.Duration, f func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(caller, d)
 	defer cancel()
 	type answer struct {
 		v   T
@@ -211,6 +212,9 @@ func within[T any](ctx context.Context, d time.Duration, f func(context.Context)
 		return a.v, a.err
 	case <-ctx.Done():
 		var zero T
+		if caller.Err() != nil {
+			return zero, lease.Errorf(lease.Down, "no answer: %v", context.Cause(caller))
+		}
 		return zero, lease.Errorf(lease.Down, "no answer within %v", d)
 	}
 }

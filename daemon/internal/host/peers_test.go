@@ -1,8 +1,12 @@
 package host
 
 import (
+	"context"
+	"errors"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/form"
@@ -91,5 +95,18 @@ func TestRenewalBesideSet(t *testing.T) {
 		s.mu.Lock()
 		delete(s.tombs, nameOf(l.Request.Key)) // so that the job may have another
 		s.mu.Unlock()
+	}
+}
+
+// A call that its caller's end cuts short does not say that its own time was over.
+func TestWithin(t *testing.T) {
+	hang := func(context.Context) (int, error) { select {} }
+	over, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("the 24s for all nodes are over"))
+	if _, err := within(over, time.Hour, hang); lease.CodeOf(err) != lease.Down || err.Error() != "no answer: the 24s for all nodes are over" {
+		t.Error(err)
+	}
+	if _, err := within(t.Context(), time.Millisecond, hang); lease.CodeOf(err) != lease.Down || !strings.Contains(err.Error(), "no answer within 1ms") {
+		t.Error(err)
 	}
 }

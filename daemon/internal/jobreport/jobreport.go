@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 )
 
 // slack is how far the clocks of two owners may be apart, for Last.
@@ -114,7 +115,7 @@ func Line(all []lease.Report) string {
 	}
 	s := Add(reports)
 	var b strings.Builder
-	b.WriteString("sluice:")
+	b.WriteString(slurm.OwnPrefix)
 	if s.Nodes > 1 {
 		fmt.Fprintf(&b, " nodes %d", s.Nodes)
 	}

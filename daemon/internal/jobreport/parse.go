@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 )
 
 // Past is what Line wrote of a job's last run, read back.
@@ -17,7 +19,7 @@ type Past struct {
 // IsReport says whether a comment of ours is a Line: a job's comment may also say that its lease is idle, or why it was requeued.
 func IsReport(comment string) bool {
 	f := strings.Fields(strings.ToLower(comment))
-	return len(f) > 1 && f[0] == "sluice:" && (f[1] == "asked" || f[1] == "nodes")
+	return len(f) > 1 && f[0] == slurm.OwnPrefix && (f[1] == "asked" || f[1] == "nodes")
 }
 
 // Parse reads what Line wrote, in either case. Words that it does not know, which a later release may write, are

@@ -71,11 +71,11 @@ func ReportsOf(uid uint32, list []lease.Report) []lease.Report {
 	return slices.DeleteFunc(list, func(r lease.Report) bool { return r.UID != uid })
 }
 
-// Comment sets a job's AdminComment to "sluice: " and text. It logs a failure.
+// Comment sets a job's AdminComment to slurm.OwnPrefix and text. It logs a failure.
 func Comment(ctx context.Context, s slurm.Controller, log *slog.Logger, job, text string) {
 	ctx, cancel := context.WithTimeout(ctx, SettleTime)
 	defer cancel()
-	if err := s.Comment(ctx, job, "sluice: "+form.Name(text)); err != nil {
+	if err := s.Comment(ctx, job, slurm.OwnPrefix+" "+form.Name(text)); err != nil {
 		log.Warn("comment of a job", "job", job, "error", err)
 	}
 }

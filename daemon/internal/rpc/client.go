@@ -223,13 +223,21 @@ func (o *OwnerClient) Probe(ctx context.Context, _ string, q lease.ProbeRequest)
 	return fromProbeOffer(r)
 }
 
-// maxHealth bounds one node's answer, in bytes: many nodes are asked at the same time.
-const maxHealth = 128 << 10
+// maxHealth bounds one node's answer, in bytes, and maxChecks its findings, which may be very small: many nodes are asked
+// at the same time.
+const (
+	maxHealth = 128 << 10
+	maxChecks = 512
+)
 
 // Health implements NodeHealth.
 func (o *OwnerClient) Health(ctx context.Context, _ string) ([]Check, error) {
-	r, err := o.c.Health(tagged(ctx, o.version), &pb.HealthRequest{}, grpc.MaxCallRecvMsgSize(maxHealth))
-	if err != nil {
+	bound := newFew(maxChecks)
+	r, err := o.c.Health(tagged(ctx, o.version), &pb.HealthRequest{}, grpc.MaxCallRecvMsgSize(maxHealth), grpc.ForceCodecV2(bound))
+	switch {
+	case bound.over:
+		return nil, lease.Errorf(lease.Internal, "owner %s: an answer of more than %d findings", o.name, maxChecks)
+	case err != nil:
 		return nil, o.newer("health of other nodes", err)
 	}
 	return each(r.GetChecks(), fromCheck), nil

@@ -96,7 +96,8 @@ type Check struct {
 	Node bool `json:"node,omitempty"`
 }
 
-// NodesCheck is a finding of several nodes, the same of each.
+// NodesCheck is a finding of several nodes, the same of each but for numbers, UUIDs and names: the text is the first
+// node's.
 type NodesCheck struct {
 	Check
 	Nodes []string `json:"nodes"`
@@ -110,7 +111,7 @@ type HealthAll struct {
 	Warned   int          `json:"warned"` // have warnings, and no failure
 	Failed   int          `json:"failed"`
 	Unheard  int          `json:"unheard"`  // did not answer, or refused to
-	LeftOut  int          `json:"left_out"` // findings beyond what one answer has
+	LeftOut  int          `json:"left_out"` // different findings beyond what one answer has, warnings before failures
 }
 
 // NodeHealth is an owner whose node's health another node may ask for.

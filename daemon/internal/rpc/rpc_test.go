@@ -435,6 +435,14 @@ func TestHealthOfOwner(t *testing.T) {
 	if got, err := ctl.Health(ctx, ""); code(err) != lease.Down || len(got) > 0 {
 		t.Errorf("%d findings, %v", len(got), err)
 	}
+	o.checks = make([]Check, maxChecks)
+	if got, err := ctl.Health(ctx, ""); err != nil || len(got) != maxChecks {
+		t.Errorf("%d findings, %v", len(got), err)
+	}
+	o.checks = make([]Check, maxHealth/2-8)
+	if got, err := ctl.Health(ctx, ""); code(err) != lease.Internal || len(got) > 0 || !strings.Contains(err.Error(), "more than 512 findings") {
+		t.Errorf("%d findings, %v", len(got), err)
+	}
 	old := serve(t, older{&book{name: "gpu02"}}, known(t, "gpu02", socket), limit.New(limit.Bounds{}))
 	if _, err := dial(t, old, "gpu02", known(t, "ctl", socket)).Health(ctx, ""); code(err) != lease.WrongPeer || !strings.Contains(err.Error(), "owner gpu02 runs a release that has no health") {
 		t.Error(err)

@@ -357,22 +357,31 @@ func (c *Commands) accounted(ctx context.Context, id string) (name, comment stri
 	return parseAccounted(id, out)
 }
 
-// ownPrefix begins every comment of ours, and separator stands before it where there is text of somebody else.
-const (
-	ownPrefix = "sluice:"
-	separator = "; "
-)
+// OwnPrefix begins every AdminComment of ours.
+const OwnPrefix = "sluice:"
 
-// merge is an AdminComment that keeps what others wrote into it, and has text, which begins with ownPrefix, in place of
+// separator stands before OwnPrefix where there is text of somebody else.
+const separator = "; "
+
+// split is what others wrote into an AdminComment, and our part of it; each may be "". sacctmgr may have written it in
+// lower case, which OwnPrefix is.
+func split(comment string) (others, ours string) {
+	if strings.HasPrefix(comment, OwnPrefix) {
+		return "", comment
+	}
+	if i := strings.Index(comment, separator+OwnPrefix); i >= 0 {
+		return comment[:i], comment[i+len(separator):]
+	}
+	return comment, ""
+}
+
+// merge is an AdminComment that keeps what others wrote into it, and has text, which begins with OwnPrefix, in place of
 // what we wrote before. It is false where nothing can be added: to what a program reads, such as
 // the JS1:... of Jobstats or JSON, and to what Slurm's commands might not take back as it is.
 func merge(there, text string) (string, bool) {
-	there = strings.TrimSpace(there)
-	if none(there) || strings.HasPrefix(there, ownPrefix) {
+	there, _ = split(strings.TrimSpace(there))
+	if none(there) {
 		return text, true
-	}
-	if i := strings.Index(there, separator+ownPrefix); i >= 0 {
-		there = there[:i]
 	}
 	if !strings.Contains(there, " ") || strings.ContainsAny(there[:1], "{[") || strings.ContainsAny(there, "\"'`\\\n") {
 		return "", false

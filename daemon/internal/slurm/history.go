@@ -93,7 +93,7 @@ func parsePast(line string) (Past, bool) {
 	}
 	state, _, _ := strings.Cut(f[4], " ") // CANCELLED by 1000
 	p := Past{ID: f[0], Name: f[1], User: f[2], Account: f[3], State: State(state), Start: start, End: end, Elapsed: time.Duration(elapsed) * time.Second}
-	p.Comment = own(f[8])
+	_, p.Comment = split(f[8])
 	return p, true
 }
 
@@ -108,17 +108,6 @@ func epoch(s string) (time.Time, bool) {
 		return time.Time{}, false
 	}
 	return time.Unix(n, 0), true
-}
-
-// own is our part of an AdminComment, see merge. sacctmgr may have written it in lower case, which ours is.
-func own(comment string) string {
-	if strings.HasPrefix(comment, ownPrefix) {
-		return comment
-	}
-	if i := strings.Index(comment, separator+ownPrefix); i >= 0 {
-		return comment[i+len(separator):]
-	}
-	return ""
 }
 
 // lines runs a command of Slurm's that may say very much, and calls each with every line of it. Lost is how many were

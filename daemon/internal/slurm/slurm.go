@@ -82,7 +82,7 @@ type Controller interface {
 	// has been submitted or configured not to be.
 	Requeue(ctx context.Context, id string) error
 	// Comment sets our part of the job's AdminComment, in the accounting if the job has ended. The
-	// text begins with "sluice:" and replaces what was set before; text of others stays. It is
+	// text begins with OwnPrefix and replaces what was set before; text of others stays. It is
 	// an error if nothing can be added to that.
 	// ErrLater if slurmctld or the accounting does not answer, or does not know the
 	// job yet.
