@@ -62,7 +62,7 @@ question or refuse to answer are findings as well. A node that lends no GPU list
 				return &exitError{healthUnknown, err}
 			}
 			if len(cs) > 0 {
-				cs = append(cs, xids(cmd.Context(), socket, slurm.kernelLog)...)
+				cs = append(cs, xids(cmd.Context(), socket, slurm.kernelLog).checks...)
 				rpc.SortChecks(cs)
 			}
 			if err := printHealth(cmd, cs, asJSON, quiet); err != nil {

@@ -138,6 +138,8 @@ func (o *nodeHealth) findings(ctx context.Context, cfg *config.Config) (out node
 		found, err := question(ctx, o.socket, func(ctx context.Context, d local) ([]rpc.Check, error) { return d.Health(ctx) })
 		if err == nil {
 			out.add(found...)
+			out.xids = xids(ctx, o.socket, o.kernelLog)
+			out.add(out.xids.checks...)
 			break
 		}
 		if time.Now().After(end) || ctx.Err() != nil {
@@ -147,14 +149,6 @@ func (o *nodeHealth) findings(ctx context.Context, cfg *config.Config) (out node
 		select {
 		case <-time.After(500 * time.Millisecond):
 		case <-ctx.Done():
-		}
-	}
-	if len(out.found) == 0 || out.found[0].Name != "daemon" {
-		if s, err := stats(ctx, o.socket); err != nil {
-			out.add(notRead(fmt.Errorf("sluiced does not say which GPUs are here: %w", err)))
-		} else {
-			out.xids = readXids(s, o.kernelLog)
-			out.add(out.xids.checks...)
 		}
 	}
 	shim := filepath.Join(cfg.Slurm.Lib, "libcuda.so.1")

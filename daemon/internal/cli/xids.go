@@ -19,13 +19,13 @@ import (
 // The Xids of an owner's GPUs. sluice health reads them itself, from the kernel's log, because the daemon's unit may not
 // (ProtectKernelLogs): so they are there after a restart of the daemon too.
 
-// xids returns the findings about the GPUs that the daemon at the socket lends, from the kernel's log.
-func xids(ctx context.Context, socket, log string) []rpc.Check {
+// xids returns what is known of the GPUs that the daemon at the socket lends, from the kernel's log.
+func xids(ctx context.Context, socket, log string) nodeXids {
 	s, err := stats(ctx, socket)
 	if err != nil {
-		return []rpc.Check{notRead(fmt.Errorf("sluiced does not say which GPUs are here: %w", err))}
+		return nodeXids{checks: []rpc.Check{notRead(fmt.Errorf("sluiced does not say which GPUs are here: %w", err))}}
 	}
-	return readXids(s, log).checks
+	return readXids(s, log)
 }
 
 // nodeXids is what the kernel's log says of a node's GPUs.

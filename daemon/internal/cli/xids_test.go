@@ -90,10 +90,10 @@ func TestXidsOfNode(t *testing.T) {
 	}
 	looks("no log", log, 0, 0, false)
 	looks("a log that fails", filepath.Dir(log), 0, 1, false) // a folder opens, and cannot be read
-	if f := xids(t.Context(), d.socket, log); len(f) != 1 || f[0].Level != rpc.OK || !strings.Contains(f[0].Text, log) {
+	if f := xids(t.Context(), d.socket, log).checks; len(f) != 1 || f[0].Level != rpc.OK || !strings.Contains(f[0].Text, log) {
 		t.Errorf("no log: %+v", f)
 	}
-	if f := xids(t.Context(), d.socket, filepath.Dir(log)); len(f) != 1 || f[0].Level != rpc.Warn || !f[0].Unknown {
+	if f := xids(t.Context(), d.socket, filepath.Dir(log)).checks; len(f) != 1 || f[0].Level != rpc.Warn || !f[0].Unknown {
 		t.Errorf("a log that fails: %+v", f)
 	}
 	looks("an error of a program", written(0, xid(13)), 0, 0, true)
@@ -116,7 +116,7 @@ func TestXidsOfNode(t *testing.T) {
 
 // A daemon that does not say which GPUs are here.
 func TestXidsWithoutStats(t *testing.T) {
-	if f := xids(t.Context(), filepath.Join(t.TempDir(), "none.sock"), "/nowhere"); len(f) != 1 || !f[0].Unknown || f[0].Node || f[0].Level != rpc.Warn {
+	if f := xids(t.Context(), filepath.Join(t.TempDir(), "none.sock"), "/nowhere").checks; len(f) != 1 || !f[0].Unknown || f[0].Node || f[0].Level != rpc.Warn {
 		t.Errorf("%+v", f)
 	}
 }
