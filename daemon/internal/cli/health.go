@@ -33,10 +33,11 @@ the driver has written to the kernel's log, are looked for if root asks.
 
 With --node only what is to be mended on this very node before jobs can have fractions
 here: never what a job has done, and never another node's silence. A daemon that is being
-restarted has some seconds. The exit status is 0 or 2.
+restarted has some seconds. The exit status is 0, 2, or 3 if there is no finding, but something could not
+be looked at.
 
 With --drain, for root: --node for Slurm's HealthCheckProgram. A node with such a finding is drained,
-with the finding as reason; a node that was drained so, and is mended, is resumed. What others
+with the finding as reason; a node that was drained so, and is known to be mended, is resumed. What others
 have drained is left alone.
 
 With --all, for root and SlurmUser on a controller's node: what this node and all owners of its pools
@@ -61,7 +62,7 @@ question or refuse to answer are findings as well. A node that lends no GPU list
 				return &exitError{healthUnknown, err}
 			}
 			if len(cs) > 0 {
-				cs = append(cs, xids(cmd.Context(), socket, slurm.kernelLog)...)
+				cs = append(cs, xids(cmd.Context(), socket, slurm.kernelLog).checks...)
 				rpc.SortChecks(cs)
 			}
 			if err := printHealth(cmd, cs, asJSON, quiet); err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -346,7 +347,7 @@ func (n *nodes) NodeState(context.Context, string) (string, string, error) {
 	return n.state, n.reason, nil
 }
 func (n *nodes) DrainNode(_ context.Context, _, reason string) error {
-	n.state, n.reason = n.state+"+DRAIN", reason
+	n.state, n.reason = strings.TrimSuffix(n.state, "+DRAIN")+"+DRAIN", reason
 	return nil
 }
 
@@ -359,28 +360,55 @@ func TestTellSlurm(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("root only")
 	}
-	full := []rpc.Check{{Name: "disk", Level: rpc.Fail, Node: true, Text: "full", Remedy: "make room"}}
-	for _, c := range []struct {
-		has   nodes
-		found []rpc.Check
-		stay  bool
-		want  nodes
+	const x3, x4 = "GPU-a (3): Xid ", "GPU-b (4): Xid "
+	full := nodeState{found: []rpc.Check{{Name: "disk", Level: rpc.Fail, Node: true, Text: "full", Remedy: "make room"}}}
+	bad := nodeState{found: []rpc.Check{full.found[0], {Name: "xid", Level: rpc.Fail, Node: true, Text: x3 + "79", Remedy: "reset"}}}
+	unknown := nodeState{unknown: []rpc.Check{{Name: "nvml", Level: rpc.Fail, Unknown: true}}}
+	state := func(well ...string) nodeState {
+		return nodeState{xids: nodeXids{well: well, forgotten: map[string]string{x4: "the log is short"}}}
+	}
+	const disk, xid3 = "disk: full; make room (docs/health.md#disk)", "xid: GPU-a (3): Xid 79; reset (docs/health.md#xid)"
+	drained := func(reason string) nodes { return nodes{"IDLE+DRAIN", reason} }
+	for what, c := range map[string]struct {
+		has  nodes
+		is   nodeState
+		stay bool
+		want nodes
 	}{
-		{nodes{"IDLE", ""}, nil, false, nodes{"IDLE", ""}},
-		{nodes{"IDLE", ""}, full, false, nodes{"IDLE+DRAIN", "sluice: disk: full; make room (docs/health.md#disk)"}},
-		{nodes{"ALLOCATED", "an old reason"}, full, false, nodes{"ALLOCATED+DRAIN", "sluice: disk: full; make room (docs/health.md#disk)"}},
-		{nodes{"IDLE+DRAIN", "sluice: disk: full"}, full, false, nodes{"IDLE+DRAIN", "sluice: disk: full"}},
-		{nodes{"IDLE+DRAIN", "sluice: disk: full"}, nil, false, nodes{"IDLE", ""}},
-		{nodes{"IDLE+DRAIN", "sluice: disk: full"}, nil, true, nodes{"IDLE+DRAIN", "sluice: disk: full"}},
-		{nodes{"IDLE+DRAIN", "ticket 4711"}, nil, false, nodes{"IDLE+DRAIN", "ticket 4711"}},
-		{nodes{"IDLE+DRAIN", "ticket 4711"}, full, false, nodes{"IDLE+DRAIN", "ticket 4711"}},
-		{nodes{"DOWN", "Not responding"}, nil, false, nodes{"DOWN", "Not responding"}},
+		"all is well":                    {nodes{"IDLE", ""}, nodeState{}, false, nodes{"IDLE", ""}},
+		"a finding":                      {nodes{"IDLE", ""}, full, false, drained("sluice: " + disk)},
+		"an old reason":                  {nodes{"ALLOCATED", "an old reason"}, full, false, nodes{"ALLOCATED+DRAIN", "sluice: " + disk}},
+		"drained for it":                 {drained("sluice: disk: full"), full, false, drained("sluice: disk: full")},
+		"mended":                         {drained("sluice: disk: full"), nodeState{}, false, nodes{"IDLE", ""}},
+		"mended, --no-resume":            {drained("sluice: disk: full"), nodeState{}, true, drained("sluice: disk: full")},
+		"another's drain":                {drained("ticket 4711"), nodeState{}, false, drained("ticket 4711")},
+		"another's drain, and a finding": {drained("ticket 4711"), bad, false, drained("ticket 4711")},
+		"down":                           {nodes{"DOWN", "Not responding"}, nodeState{}, false, nodes{"DOWN", "Not responding"}},
+
+		"not known":                       {nodes{"IDLE", ""}, unknown, false, nodes{"IDLE", ""}},
+		"drained, not known":              {drained("sluice: disk: full"), unknown, false, drained("sluice: disk: full")},
+		"drained by another, not known":   {drained("ticket 4711"), unknown, false, drained("ticket 4711")},
+		"Xids come first":                 {nodes{"IDLE", ""}, bad, false, drained("sluice: " + xid3 + "; " + disk)},
+		"drained, and then an Xid":        {drained("sluice: disk: full"), bad, false, drained("sluice: " + xid3 + "; disk: full")},
+		"the Xid is named":                {drained("sluice: " + xid3), bad, false, drained("sluice: " + xid3)},
+		"an Xid of another GPU was named": {drained("sluice: xid: " + x4 + "79"), bad, false, drained("sluice: " + xid3 + "; xid: " + x4 + "79")},
+
+		"a short log, and no Xid":      {drained("sluice: disk: full"), state(x3), false, nodes{"IDLE", ""}},
+		"a short log":                  {drained("sluice: xid: " + x4 + "79"), state(x3), false, drained("sluice: xid: " + x4 + "79")},
+		"the GPU is well":              {drained("sluice: " + xid3), state(x3), false, nodes{"IDLE", ""}},
+		"one of two is well":           {drained("sluice: " + xid3 + "; xid: " + x4 + "79"), state(x3), false, drained("sluice: " + xid3 + "; xid: " + x4 + "79")},
+		"both are well":                {drained("sluice: " + xid3 + "; xid: " + x4 + "79"), nodeState{xids: nodeXids{well: []string{x3, x4}}}, false, nodes{"IDLE", ""}},
+		"a GPU that sluiced lost":      {drained("sluice: xid: GPU-c (5): Xid 79"), state(x3), false, drained("sluice: xid: GPU-c (5): Xid 79")},
+		"a GPU beside one that it has": {drained("sluice: " + xid3 + "; xid: GPU-c (5): Xid 79"), state(x3), false, drained("sluice: " + xid3 + "; xid: GPU-c (5): Xid 79")},
+		"a node that lends none":       {drained("sluice: " + xid3), nodeState{}, false, drained("sluice: " + xid3)},
+		"a reason that may be cut":     {drained("sluice: " + xid3 + strings.Repeat("x", longReason)), state(x3), false, drained("sluice: " + xid3 + strings.Repeat("x", longReason))},
 	} {
 		has := c.has
 		cmd := newHealth()
 		cmd.SetContext(context.Background())
-		if err := (&nodeHealth{drain: true, stay: c.stay}).tellSlurm(cmd, &has, "n1", c.found); err != nil || has != c.want {
-			t.Errorf("%+v with %d findings: %+v, want %+v (%v)", c.has, len(c.found), has, c.want, err)
+		cmd.SetOut(io.Discard)
+		if err := (&nodeHealth{drain: true, stay: c.stay}).tellSlurm(cmd, &has, "n1", c.is); err != nil || has != c.want {
+			t.Errorf("%s: %+v, want %+v (%v)", what, has, c.want, err)
 		}
 	}
 }

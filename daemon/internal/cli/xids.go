@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/xid"
 	"github.com/sluice-hpc/sluice/internal/boottime"
@@ -18,26 +19,65 @@ import (
 // The Xids of an owner's GPUs. sluice health reads them itself, from the kernel's log, because the daemon's unit may not
 // (ProtectKernelLogs): so they are there after a restart of the daemon too.
 
-// xids returns the findings about the GPUs that the daemon at the socket lends, from the kernel's log.
-func xids(ctx context.Context, socket, log string) []rpc.Check {
+// xids returns what is known of the GPUs that the daemon at the socket lends, from the kernel's log.
+func xids(ctx context.Context, socket, log string) nodeXids {
 	s, err := stats(ctx, socket)
-	if err != nil || len(s.GPUs) == 0 {
-		return nil // a daemon that does not answer is a finding of its own
+	if err != nil {
+		return nodeXids{checks: []rpc.Check{notRead(fmt.Errorf("sluiced does not say which GPUs are here: %w", err))}}
+	}
+	return readXids(s, log)
+}
+
+// nodeXids is what the kernel's log says of a node's GPUs.
+type nodeXids struct {
+	checks []rpc.Check
+	// forgotten says why a drain for an Xid is not over, although no check has that Xid any more, and well are the GPUs of which it is; as the
+	// reason of the drain names them.
+	forgotten map[string]string
+	well      []string
+}
+
+// readXids reads the log for the GPUs of a daemon. A log that this node does not have, as in a container, or that may not be read, as by
+// a user, says nothing at any time: that drains no node, and only a drain for an Xid waits for it.
+func readXids(s rpc.Stats, log string) nodeXids {
+	out := nodeXids{forgotten: map[string]string{}}
+	gpus := slices.SortedFunc(slices.Values(s.GPUs), func(a, b rpc.GPUStats) int { return cmp.Compare(a.GPU.Index, b.GPU.Index) })
+	if len(gpus) == 0 {
+		return out
 	}
 	now := boottime.Now()
 	found, err := xid.Read(log, now)
 	switch {
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist): // a user asks, or this is a container
-		return []rpc.Check{{Name: "xid", Level: rpc.OK, Text: "Xids are not looked for: " + err.Error(), Remedy: "run sluice health as root, outside of containers"}}
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist):
+		out.checks = []rpc.Check{{Name: "xid", Level: rpc.OK, Text: "Xids are not looked for: " + err.Error(), Remedy: "run sluice health as root, outside of containers"}}
 	case err != nil:
-		return []rpc.Check{{Name: "xid", Level: rpc.Warn, Text: "Xids are not looked for: " + err.Error(), Remedy: "see nvidia-smi and journalctl -k"}}
+		out.checks = []rpc.Check{notRead(err)}
 	}
-	var out []rpc.Check
-	for _, g := range slices.SortedFunc(slices.Values(s.GPUs), func(a, b rpc.GPUStats) int { return cmp.Compare(a.GPU.Index, b.GPU.Index) }) {
-		out = append(out, gpuXids(s.Node, g, found, now)...)
+	for _, g := range gpus {
+		if err == nil {
+			out.checks = append(out.checks, gpuXids(s.Node, g, found.Errors, now)...)
+		}
+		switch {
+		case !g.GPU.Drain.IsZero():
+			out.well = append(out.well, xidOf(g.GPU))
+		case err != nil:
+			out.forgotten[xidOf(g.GPU)] = err.Error()
+		case !found.Mended(g.GPU.PCI):
+			out.forgotten[xidOf(g.GPU)] = "the kernel has overwritten its oldest messages since, and none says that the driver was loaded or the GPU has recovered"
+		default:
+			out.well = append(out.well, xidOf(g.GPU))
+		}
 	}
 	return out
 }
+
+// notRead is a finding that Xids are not known.
+func notRead(err error) rpc.Check {
+	return rpc.Check{Name: "xid", Level: rpc.Warn, Unknown: true, Text: "Xids are not known: " + err.Error(), Remedy: "see nvidia-smi and journalctl -k"}
+}
+
+// xidOf begins the finding about a GPU's Xids, in the reason of a drain as well.
+func xidOf(g lease.GPU) string { return fmt.Sprintf("%s (%d): Xid ", g.UUID, g.Index) }
 
 // gpuXids returns the findings about one GPU, one for each class of Xids that it had. The messages themselves are not shown: users
 // choose the names of programs in them.
@@ -63,12 +103,12 @@ func gpuXids(node string, g rpc.GPUStats, found []xid.Error, now time.Duration) 
 		check rpc.Check
 	}{
 		// Once the GPU itself is drained, no job gets it, and the node's other GPUs can go on.
-		{xid.Repair, rpc.Check{Name: "xid", Level: rpc.Fail, Node: g.GPU.Drain.IsZero(), Remedy: fmt.Sprintf("see dmesg; sluice drain %s:%d, then reset the GPU, or reboot if it does not answer; afterwards dmesg --clear", node, g.GPU.Index)}},
+		{xid.Repair, rpc.Check{Name: "xid", Level: rpc.Fail, Node: g.GPU.Drain.IsZero(), Remedy: "see dmesg; " + rpc.ResetGPU(node, g.GPU.Index, g.GPU.UUID) + "; or drain and reboot the node if the GPU does not answer; dmesg --clear before the resume if the driver writes no Xid 154"}},
 		{xid.Watch, rpc.Check{Name: "xid", Level: rpc.Warn, Remedy: "see dmesg, and NVIDIA's catalogue of Xids for what to do if there are more of them"}},
 		{xid.Program, rpc.Check{Name: "xid", Level: rpc.OK, Remedy: "errors of programs: nothing is to be done"}},
 	} {
 		if len(text[c.class]) > 0 {
-			c.check.Text = fmt.Sprintf("%s (%d): %s", g.GPU.UUID, g.GPU.Index, strings.Join(text[c.class], "; "))
+			c.check.Text = strings.TrimSuffix(xidOf(g.GPU), "Xid ") + strings.Join(text[c.class], "; ")
 			out = append(out, c.check)
 		}
 	}

@@ -24,7 +24,8 @@ func TestGPUXids(t *testing.T) {
 		return xid.Error{PCI: pci, Code: code, N: n, Last: now - 90*time.Second}
 	}
 	const a, b = "00000000:3b:00.0", "00000000:41:00.0"
-	const repair = "see dmesg; sluice drain gpu01:3, then reset the GPU, or reboot if it does not answer; afterwards dmesg --clear"
+	const repair = "see dmesg; sluice drain gpu01:3; once no job uses gpu01, systemctl stop sluiced, nvidia-smi --gpu-reset -i GPU-a, systemctl start sluiced, and sluice resume gpu01:3; " +
+		"or drain and reboot the node if the GPU does not answer; dmesg --clear before the resume if the driver writes no Xid 154"
 	for what, c := range map[string]struct {
 		gpu   rpc.GPUStats
 		found []xid.Error
@@ -50,7 +51,7 @@ func TestGPUXids(t *testing.T) {
 	}
 }
 
-// What Slurm's HealthCheckProgram finds in the log of an owner's kernel, and that a log that cannot be read is no reason to drain.
+// What Slurm's HealthCheckProgram finds in the log of an owner's kernel. A log that cannot be read drains no node, and ends no drain for an Xid.
 func TestXidsOfNode(t *testing.T) {
 	d := startDaemon(t)
 	d.checks = []rpc.Check{{Name: "nvml", Level: rpc.OK, Text: "answers"}}
@@ -60,38 +61,62 @@ func TestXidsOfNode(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(cfg.Slurm.Lib, "libcuda.so.1"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	const reason = "sluice: xid: GPU-a (3): Xid 79"
 	log := filepath.Join(t.TempDir(), "kmsg")
-	written := func(code int) {
-		us := (boottime.Now() - time.Minute).Microseconds()
-		if err := os.WriteFile(log, fmt.Appendf(nil, "3,1,%d,-;NVRM: Xid (PCI:0000:3b:00): %d, pid=1, name=x\x1b[2J", max(us, 0), code), 0o600); err != nil {
+	set := func(f func()) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		f()
+	}
+	// looks says how many findings there are and how many are not known, and whether a drain for an Xid of the GPU is over.
+	looks := func(what, log string, found, unknown int, over bool) nodeState {
+		t.Helper()
+		d.sync()
+		s := (&nodeHealth{socket: d.socket, kernelLog: log}).findings(t.Context(), &cfg)
+		if ended := len(s.found)+len(s.unknown) == 0 && s.xids.stillDrains(reason) == ""; len(s.found) != found || len(s.unknown) != unknown || ended != over {
+			t.Errorf("%s: %+v, %q", what, s, s.xids.stillDrains(reason))
+		}
+		return s
+	}
+	written := func(seq int, message string) string {
+		us := max((boottime.Now() - time.Minute).Microseconds(), 0)
+		if err := os.WriteFile(log, fmt.Appendf(nil, "3,%d,%d,-;NVRM: %s", seq, us, message), 0o600); err != nil {
 			t.Fatal(err)
 		}
+		return log
 	}
-	found := func() []rpc.Check {
-		d.sync()
-		return (&nodeHealth{socket: d.socket, kernelLog: log}).findings(t.Context(), &cfg)
+	xid := func(code int) string {
+		return fmt.Sprintf("Xid (PCI:0000:3b:00): %d, pid=1, name=x\x1b[2J", code)
 	}
-	if f := found(); len(f) != 0 {
+	looks("no log", log, 0, 0, false)
+	looks("a log that fails", filepath.Dir(log), 0, 1, false) // a folder opens, and cannot be read
+	if f := xids(t.Context(), d.socket, log).checks; len(f) != 1 || f[0].Level != rpc.OK || !strings.Contains(f[0].Text, log) {
 		t.Errorf("no log: %+v", f)
 	}
-	if f := xids(t.Context(), d.socket, log); len(f) != 1 || f[0].Level != rpc.OK || !strings.Contains(f[0].Text, log) {
-		t.Errorf("no log: %+v", f)
-	}
-	if f := xids(t.Context(), d.socket, filepath.Dir(log)); len(f) != 1 || f[0].Level != rpc.Warn { // a folder opens, and cannot be read
+	if f := xids(t.Context(), d.socket, filepath.Dir(log)).checks; len(f) != 1 || f[0].Level != rpc.Warn || !f[0].Unknown {
 		t.Errorf("a log that fails: %+v", f)
 	}
-	written(13)
-	if f := found(); len(f) != 0 {
-		t.Errorf("an error of a program: %+v", f)
-	}
-	written(79)
-	if f := found(); len(f) != 1 || f[0].Name != "xid" || !strings.Contains(f[0].Text, "GPU-a (3): Xid 79") || strings.Contains(f[0].Text, "\x1b") {
+	looks("an error of a program", written(0, xid(13)), 0, 0, true)
+	looks("the log has lost its beginning", written(7, xid(13)), 0, 0, false)
+	looks("the driver was loaded", written(7, "loading NVIDIA UNIX x86_64 Kernel Module"), 0, 0, true)
+	looks("the GPU has recovered", written(7, "Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x1 (a) to 0x0 (None)"), 0, 0, true)
+	if f := looks("hardware", written(0, xid(79)), 1, 0, false).found; len(f) == 1 && (f[0].Name != "xid" || !strings.Contains(f[0].Text, "GPU-a (3): Xid 79") || strings.Contains(f[0].Text, "\x1b")) {
 		t.Errorf("%+v", f)
 	}
-	d.mu.Lock()
-	d.stats.GPUs = nil
-	d.mu.Unlock()
-	if f := found(); len(f) != 0 {
-		t.Errorf("a node that lends no GPU: %+v", f)
+	set(func() {
+		d.checks = []rpc.Check{{Name: "nvml", Level: rpc.Fail, Unknown: true, Text: "NVML has not answered yet"}}
+	})
+	looks("NVML has not answered", written(0, xid(13)), 0, 1, false)
+	set(func() { d.checks = nil; d.stats.GPUs[0].GPU.Drain = lease.Drain{Since: time.Unix(1, 0)} })
+	looks("the GPU is drained", written(0, xid(79)), 0, 0, true)
+	looks("the GPU is drained, and the log is short", written(7, xid(13)), 0, 0, true)
+	set(func() { d.stats.GPUs = nil })
+	looks("a node that lends no GPU", log, 0, 0, false)
+}
+
+// A daemon that does not say which GPUs are here.
+func TestXidsWithoutStats(t *testing.T) {
+	if f := xids(t.Context(), filepath.Join(t.TempDir(), "none.sock"), "/nowhere").checks; len(f) != 1 || !f[0].Unknown || f[0].Node || f[0].Level != rpc.Warn {
+		t.Errorf("%+v", f)
 	}
 }

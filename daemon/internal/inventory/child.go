@@ -8,6 +8,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -21,7 +22,7 @@ func Child(lib string, in io.Reader, out io.Writer) error {
 	n := nvml.New(nvml.WithLibraryPath(lib))
 	enc := json.NewEncoder(out)
 	sc := bufio.NewScanner(in)
-	c := child{n: n, seen: map[string]seen{}}
+	c := child{n: n, seen: map[string]seen{}, slow: map[string]slowFaults{}, now: time.Now}
 	for sc.Scan() {
 		number, how, _ := strings.Cut(sc.Text(), " ")
 		seq, err := strconv.ParseUint(number, 10, 64)
@@ -41,6 +42,8 @@ type child struct {
 	n    nvml.Interface
 	up   bool
 	seen map[string]seen // by GPU: the last look at its processes
+	slow map[string]slowFaults
+	now  func() time.Time
 }
 
 // quickly asks for a quick look.
@@ -91,10 +94,12 @@ func (c *child) device(i int, quick bool) Device {
 	h, r := c.n.DeviceGetHandleByIndex(i)
 	if r != nvml.SUCCESS {
 		d.fail("NVML cannot open it", r)
+		d.Unread = !d.Lost
 		return d
 	}
 	if d.UUID, r = h.GetUUID(); r != nvml.SUCCESS {
 		d.fail("it has no UUID", r)
+		d.UUID, d.Unread = "", !d.Lost
 		return d
 	}
 	if c.has("nvmlDeviceGetProcessUtilization") {
@@ -134,7 +139,7 @@ func (c *child) device(i int, quick bool) Device {
 			d.Power = &p
 		}
 	}
-	d.Faults = c.faults(h)
+	d.Faults = c.faults(h, d.UUID)
 	if ps, r := h.GetComputeRunningProcesses(); r == nvml.SUCCESS {
 		for _, p := range ps {
 			m := Memory{PID: int(p.Pid)}

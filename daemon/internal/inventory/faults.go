@@ -1,6 +1,10 @@
 package inventory
 
-import "github.com/NVIDIA/go-nvml/pkg/nvml"
+import (
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
 
 // Faults is what NVML says of a GPU's own errors. What the GPU does not have, or the driver does not tell, is nil:
 // memory without ECC has no counts, for one.
@@ -35,26 +39,62 @@ type Slowdown struct {
 	Brake   bool `json:"brake,omitempty"`
 }
 
-// faults asks for a GPU's own errors.
-func (c *child) faults(h nvml.Device) Faults {
-	var f Faults
+// faultsFor is how long the answers that change seldom are good: to ask for them takes the driver longer than for the others.
+const faultsFor = time.Minute
+
+// faults asks for a GPU's own errors: each time for those since the driver was loaded and for the clocks, and once in faultsFor for the rest.
+func (c *child) faults(h nvml.Device, uuid string) Faults {
+	k, now := c.slow[uuid], c.now()
+	if k.at.IsZero() || now.Sub(k.at) >= faultsFor {
+		k = slowFaults{now, c.askSlow(h, k.Faults)}
+		c.slow[uuid] = k
+	}
+	f := k.Faults
 	if c.has("nvmlDeviceGetTotalEccErrors") {
 		if n, r := h.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC); r == nvml.SUCCESS {
 			f.Uncorrected = &n
 		}
+	}
+	// The newer name of the function, GetCurrentClocksEventReasons, is of driver 535 and does the same.
+	if c.has("nvmlDeviceGetCurrentClocksThrottleReasons") {
+		if m, r := h.GetCurrentClocksThrottleReasons(); r == nvml.SUCCESS {
+			f.Slowdown = slowdown(m)
+		}
+	}
+	return f
+}
+
+// slowFaults are the answers that change seldom, and when they were asked for.
+type slowFaults struct {
+	at time.Time
+	Faults
+}
+
+// askSlow asks for what changes seldom. A question about rows or pages that fails leaves what was known: no answer is no sign that they are well.
+func (c *child) askSlow(h nvml.Device, was Faults) Faults {
+	f := Faults{}
+	if c.has("nvmlDeviceGetTotalEccErrors") {
 		if n, r := h.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.AGGREGATE_ECC); r == nvml.SUCCESS {
 			f.UncorrectedEver = &n
 		}
 	}
 	if c.has("nvmlDeviceGetRemappedRows") {
-		if corrected, uncorrected, pending, failed, r := h.GetRemappedRows(); r == nvml.SUCCESS {
+		switch corrected, uncorrected, pending, failed, r := h.GetRemappedRows(); r {
+		case nvml.SUCCESS:
 			f.Rows = &Rows{Remapped: corrected + uncorrected, Pending: pending, Failed: failed}
+		case nvml.ERROR_NOT_SUPPORTED:
+		default:
+			f.Rows = was.Rows
 		}
 	}
 	if c.has("nvmlDeviceGetRetiredPagesPendingStatus") {
-		if s, r := h.GetRetiredPagesPendingStatus(); r == nvml.SUCCESS {
+		switch s, r := h.GetRetiredPagesPendingStatus(); r {
+		case nvml.SUCCESS:
 			pending := s == nvml.FEATURE_ENABLED
 			f.PagesPending = &pending
+		case nvml.ERROR_NOT_SUPPORTED:
+		default:
+			f.PagesPending = was.PagesPending
 		}
 	}
 	if c.has("nvmlDeviceGetTemperatureThreshold") {
@@ -63,12 +103,6 @@ func (c *child) faults(h nvml.Device) Faults {
 		}
 		if t, r := h.GetTemperatureThreshold(nvml.TEMPERATURE_THRESHOLD_SHUTDOWN); r == nvml.SUCCESS {
 			f.ShutdownAt = &t
-		}
-	}
-	// The newer name of the function, GetCurrentClocksEventReasons, is of driver 535 and does the same.
-	if c.has("nvmlDeviceGetCurrentClocksThrottleReasons") {
-		if m, r := h.GetCurrentClocksThrottleReasons(); r == nvml.SUCCESS {
-			f.Slowdown = slowdown(m)
 		}
 	}
 	return f

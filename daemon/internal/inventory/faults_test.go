@@ -4,8 +4,10 @@ import (
 	"log/slog"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -49,6 +51,52 @@ func TestSimulatedFaults(t *testing.T) {
 	}
 }
 
+// What changes seldom is asked for once a minute, of each GPU; a question that fails ends no finding.
+func TestSlowFaults(t *testing.T) {
+	ever, rows, r := 0, 0, nvml.SUCCESS
+	gpu := &mock.Device{
+		GetTotalEccErrorsFunc: func(_ nvml.MemoryErrorType, kind nvml.EccCounterType) (uint64, nvml.Return) {
+			if kind == nvml.AGGREGATE_ECC {
+				ever++
+			}
+			return 1, nvml.SUCCESS
+		},
+		GetRemappedRowsFunc:                 func() (int, int, bool, bool, nvml.Return) { rows++; return 1, 1, true, false, r },
+		GetRetiredPagesPendingStatusFunc:    func() (nvml.EnableState, nvml.Return) { return nvml.FEATURE_ENABLED, r },
+		GetTemperatureThresholdFunc:         func(nvml.TemperatureThresholds) (uint32, nvml.Return) { return 90, nvml.SUCCESS },
+		GetCurrentClocksThrottleReasonsFunc: func() (uint64, nvml.Return) { return 0, nvml.SUCCESS },
+	}
+	all := &mock.ExtendedInterface{LookupSymbolFunc: func(string) error { return nil }}
+	now := time.Unix(1, 0)
+	c := child{n: &mock.Interface{ExtensionsFunc: func() nvml.ExtendedInterface { return all }}, slow: map[string]slowFaults{}, now: func() time.Time { return now }}
+	for i, want := range []struct {
+		gpu        string
+		after      time.Duration
+		r          nvml.Return
+		asked      int
+		rows, well bool // are known, wait for nothing
+	}{
+		{"GPU-a", 0, nvml.SUCCESS, 1, true, false},
+		{"GPU-a", 59 * time.Second, nvml.SUCCESS, 1, true, false},
+		{"GPU-b", 0, nvml.SUCCESS, 2, true, false},
+		{"GPU-a", time.Second, nvml.SUCCESS, 3, true, false},
+		{"GPU-a", time.Minute, nvml.ERROR_UNKNOWN, 4, true, false},
+		{"GPU-a", time.Minute, nvml.ERROR_NOT_SUPPORTED, 5, false, true},
+	} {
+		now, r = now.Add(want.after), want.r
+		f := c.faults(gpu, want.gpu)
+		if ever != want.asked || rows != want.asked || *f.Uncorrected != 1 || *f.SlowdownAt != 90 || f.Slowdown == nil {
+			t.Errorf("%d: asked %d and %d times, want %d: %+v", i, ever, rows, want.asked, f)
+		}
+		if (f.Rows != nil) != want.rows || (f.PagesPending != nil) != want.rows || f.Rows != nil && f.Rows.Pending == want.well {
+			t.Errorf("%d: %+v", i, f)
+		}
+	}
+	if n := len(gpu.GetTotalEccErrorsCalls()) - ever; n != 6 {
+		t.Errorf("what changes often was asked for %d times", n)
+	}
+}
+
 func TestSeen(t *testing.T) {
 	w := New(Config{GPUs: []string{"GPU-a", "GPU-b", "1", "3"}}, slog.New(slog.DiscardHandler))
 	if s := w.Seen(); s != nil {
@@ -56,10 +104,10 @@ func TestSeen(t *testing.T) {
 	}
 	hot := ptr(uint32(90))
 	w.publish(Sample{GPUs: []Device{{UUID: "GPU-a", PCI: "a", Temperature: hot, Total: 4}, {UUID: "GPU-b", Index: 1, Temperature: hot}, {UUID: "GPU-c", Index: 2}, {Index: 3, Error: "it has no UUID: the GPU is lost", Lost: true}}})
-	w.publish(Sample{GPUs: []Device{{UUID: "GPU-c", Index: 2}, {Index: 1, Error: "NVML cannot open it: no permission"}, {Index: 3, Error: "the GPU is lost", Lost: true}}})
+	w.publish(Sample{GPUs: []Device{{UUID: "GPU-c", Index: 2}, {Index: 1, Unread: true, Error: "NVML cannot open it: no permission"}, {Index: 3, Error: "the GPU is lost", Lost: true}}})
 	want := []Device{
 		{UUID: "GPU-a", PCI: "a", Total: 4, Lost: true, Error: "NVML does not list it any more"},
-		{UUID: "GPU-b", Index: 1, Error: "NVML cannot open it: no permission"},
+		{UUID: "GPU-b", Index: 1, Unread: true, Error: "NVML cannot open it: no permission"},
 		{Index: 3, Lost: true, Error: "the GPU is lost"},
 	}
 	if s := w.Seen(); !reflect.DeepEqual(s, want) {

@@ -40,7 +40,9 @@ type Device struct {
 	Busy        []Busy   `json:"busy,omitempty"`
 	Error       string   `json:"error,omitempty"` // this GPU cannot be used
 	// Lost: it does not answer on the bus, needs a reset before it does, or NVML does not list it any more. Error says which.
-	Lost   bool   `json:"lost,omitempty"`
+	Lost bool `json:"lost,omitempty"`
+	// Unread: NVML could not open it for another reason than Lost, and its faults are not known. Error says why.
+	Unread bool   `json:"unread,omitempty"`
 	Faults Faults `json:"faults,omitzero"`
 }
 

@@ -139,7 +139,7 @@ func (w *Watch) Seen() []Device {
 		if !now[uuid] {
 			d = Device{Index: d.Index, UUID: uuid, Name: d.Name, PCI: d.PCI, Total: d.Total, Reserved: d.Reserved, Lost: true, Error: "NVML does not list it any more"}
 			if u, ok := unnamed[d.Index]; ok {
-				d.Lost, d.Error = u.Lost, u.Error
+				d.Lost, d.Unread, d.Error = u.Lost, u.Unread, u.Error
 				delete(unnamed, d.Index)
 			}
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
-// The GPUs' own errors, as NVML said at its last look. Only what a program cannot cause drains the node, and only until the
-// GPU itself is drained: then no job gets it any more.
+// The GPUs' own errors, as NVML said at its last look. Only that after which a reset, a reboot or a repair is due drains the node, and only
+// until the GPU itself is drained: then no job gets it any more.
 
 // gpuFaults returns the findings about one GPU of an owner. drained says that sluice drain has taken it out.
 func gpuFaults(owner string, d inventory.Device, drained bool) []rpc.Check {
@@ -19,13 +19,18 @@ func gpuFaults(owner string, d inventory.Device, drained bool) []rpc.Check {
 		out = append(out, rpc.Check{Name: what, Level: level, Node: node, Text: name + ": " + text, Remedy: remedy})
 	}
 	drain := fmt.Sprintf("sluice drain %s:%d", owner, d.Index)
-	reset := fmt.Sprintf("%s, once it has no leases nvidia-smi --gpu-reset -i %s, then sluice resume %s:%d", drain, d.UUID, owner, d.Index)
+	reset := rpc.ResetGPU(owner, d.Index, d.UUID)
+	if d.UUID == "" {
+		name = fmt.Sprintf("the GPU with index %d", d.Index)
+	}
 	if d.Lost {
-		if d.UUID == "" {
-			name = fmt.Sprintf("the GPU with index %d", d.Index)
-		}
 		add("gpu", rpc.Fail, !drained, d.Error, "see dmesg; drain the node and reboot it, and have the GPU looked at if it stays away; restart sluiced if it was taken out")
 		return out // what else was known of it is old
+	}
+	if d.Unread {
+		add("gpu", rpc.Fail, false, d.Error, "see dmesg and nvidia-smi; it is used again once it is healthy")
+		out[0].Unknown = !drained
+		return out
 	}
 	f := d.Faults
 	if n := f.Uncorrected; n != nil && *n > 0 {

@@ -1,8 +1,11 @@
 package node
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
@@ -11,7 +14,7 @@ import (
 func ptr[T any](v T) *T { return &v }
 
 func TestGPUFaults(t *testing.T) {
-	const reset = "sluice drain gpu01:3, once it has no leases nvidia-smi --gpu-reset -i GPU-a, then sluice resume gpu01:3"
+	const reset = "sluice drain gpu01:3; once no job uses gpu01, systemctl stop sluiced, nvidia-smi --gpu-reset -i GPU-a, systemctl start sluiced, and sluice resume gpu01:3"
 	type faults = inventory.Faults
 	for what, c := range map[string]struct {
 		d       inventory.Device
@@ -28,6 +31,10 @@ func TestGPUFaults(t *testing.T) {
 		"lost, and drained": {d: inventory.Device{Lost: true, Error: "NVML does not list it any more"}, drained: true,
 			want: "fail false gpu GPU-a (3): NVML does not list it any more; see dmesg; drain the node and reboot it, and have the GPU looked at if it stays away; restart sluiced if it was taken out\n"},
 		"ill in another way": {d: inventory.Device{Error: "it is in MIG mode"}},
+		"unread": {d: inventory.Device{Unread: true, Error: "NVML cannot open it: no permission"},
+			want: "fail unknown gpu GPU-a (3): NVML cannot open it: no permission; see dmesg and nvidia-smi; it is used again once it is healthy\n"},
+		"unread, and drained": {d: inventory.Device{Unread: true, Error: "NVML cannot open it: no permission"}, drained: true,
+			want: "fail false gpu GPU-a (3): NVML cannot open it: no permission; see dmesg and nvidia-smi; it is used again once it is healthy\n"},
 		"ECC": {d: inventory.Device{Faults: faults{Uncorrected: ptr(uint64(3)), UncorrectedEver: ptr(uint64(12))}},
 			want: "warn false ecc GPU-a (3): uncorrected ECC errors since the driver was loaded: 3, ever: 12; programs that used that memory have ended; if there are more of them, " + reset + "\n"},
 		"ECC, without a sum": {d: inventory.Device{Faults: faults{Uncorrected: ptr(uint64(3))}},
@@ -60,9 +67,62 @@ func TestGPUFaults(t *testing.T) {
 	}
 }
 
+func TestNVMLCheck(t *testing.T) {
+	for _, c := range []struct {
+		age   time.Duration
+		known bool
+		why   string
+		want  string
+	}{
+		{0, false, "NVML has not answered yet", "fail unknown nvml NVML has not answered yet; see dmesg\n"},
+		{time.Minute, true, "it hangs", "fail unknown nvml it hangs; last answer 1m0s ago; see dmesg\n"},
+		{21 * time.Second, true, "", "warn unknown nvml last answer 21s ago; see dmesg\n"},
+		{20 * time.Second, true, "", "ok false nvml answered 20s ago; \n"},
+	} {
+		if got := written([]rpc.Check{nvmlCheck(c.age, c.known, c.why, 5*time.Second, "see dmesg")}); got != c.want {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+}
+
+// A look that hangs is not begun again, and those who ask hear since when. Once it returns, its findings are there, and the next one begins.
+func TestLooks(t *testing.T) {
+	var l singleLook
+	began, goOn := 0, make(chan struct{})
+	look := func(ctx context.Context) []rpc.Check {
+		began++ // one at a time
+		<-goOn
+		return []rpc.Check{{Name: "disk", Text: fmt.Sprint(began, ctx.Err())}}
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	at := time.Unix(1e9, 0)
+	for _, after := range []time.Duration{0, lookHangs - 1, lookHangs, time.Hour} {
+		c := l.get(gone, at.Add(after), look)
+		if len(c) != 1 || c[0].Name != "health" || c[0].Level != rpc.Fail || !c[0].Unknown || c[0].Node != (after >= lookHangs) || !strings.Contains(c[0].Text, "since 2001-09-09T01:46:40Z") {
+			t.Errorf("after %v: %+v", after, c)
+		}
+	}
+	l.mu.Lock()
+	first := l.now
+	l.mu.Unlock()
+	close(goOn)
+	<-first.done
+	if len(first.found) != 1 || first.found[0].Text != "1 <nil>" {
+		t.Errorf("%+v", first.found)
+	}
+	if c := l.get(t.Context(), at, look); len(c) != 1 || c[0].Text != "2 <nil>" {
+		t.Errorf("%+v", c)
+	}
+}
+
 func written(cs []rpc.Check) (s string) {
 	for _, c := range cs {
-		s += fmt.Sprintf("%s %v %s %s; %s\n", c.Level, c.Node, c.Name, c.Text, c.Remedy)
+		node := fmt.Sprint(c.Node)
+		if c.Unknown {
+			node = "unknown"
+		}
+		s += fmt.Sprintf("%s %s %s %s; %s\n", c.Level, node, c.Name, c.Text, c.Remedy)
 	}
 	return s
 }

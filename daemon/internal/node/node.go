@@ -72,6 +72,7 @@ type Node struct {
 	hostUp   atomic.Pointer[host.Host] // host, for calls of other nodes, which may come before it is there
 	jobs     *jobs.State
 	mismatch atomic.Pointer[[]metrics.Mismatch]
+	looks    singleLook            // of health
 	unread   atomic.Pointer[error] // why the last reload failed, nil if it did not
 	overruns atomic.Uint64         // beyond the site's limit
 	refused  limit.Reports

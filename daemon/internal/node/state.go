@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
@@ -18,7 +19,7 @@ import (
 )
 
 // The state of the node, put together from its parts for metrics, health and `sluice top`.
-// Everything here is read from memory.
+// Everything here is read from memory, but for what health asks of file systems and munge: see inspect.
 
 // stale is the age of NVML's answer that health complains about, in polls.
 const stale = 4
@@ -217,13 +218,78 @@ func (n *Node) health(ctx context.Context) []rpc.Check {
 		add("owner", rpc.OK, "", "this node lends no GPUs")
 	} else {
 		out = append(out, n.faults()...)
-		n.ownerHealth(add)
+	}
+	out = append(out, n.looks.get(ctx, time.Now(), n.inspect)...)
+	rpc.SortChecks(out)
+	return out
+}
+
+// inspect returns the findings that ask file systems or other programs, and may not return while a file server is away.
+func (n *Node) inspect(ctx context.Context) []rpc.Check {
+	var out []rpc.Check
+	if n.owner != nil {
+		out = n.ownerHealth()
 	}
 	out = append(out, n.machine(ctx)...)
 	out = append(out, n.jobs.Checks()...)
-	out = append(out, n.files().Checks()...)
-	rpc.SortChecks(out)
-	return out
+	return append(out, n.files().Checks()...)
+}
+
+const (
+	// lookWait is how long a caller waits for a look. Other nodes wait for 8 s (healthTime in package host).
+	lookWait = 7 * time.Second
+	// lookHangs is when a look is taken to hang, which is a failure of the node. Until then the node's state is not known.
+	lookHangs = 15 * time.Second
+	// lookTime bounds the programs that a look asks. Nothing bounds a call to a file system.
+	lookTime = 30 * time.Second
+)
+
+// singleLook has at most one look under way, so that one that hangs keeps one thread. Who asks meanwhile waits for that look.
+type singleLook struct {
+	mu  sync.Mutex
+	now *oneLook // nil for none
+}
+
+type oneLook struct {
+	since time.Time
+	done  chan struct{} // closed once found is there
+	found []rpc.Check
+}
+
+// get returns what look finds, or that it hangs.
+func (l *singleLook) get(ctx context.Context, now time.Time, look func(context.Context) []rpc.Check) []rpc.Check {
+	l.mu.Lock()
+	one := l.now
+	if one == nil {
+		one = &oneLook{since: now, done: make(chan struct{})}
+		l.now = one
+		go func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTime)
+			defer cancel()
+			one.found = look(ctx)
+			l.mu.Lock()
+			l.now = nil
+			l.mu.Unlock()
+			close(one.done)
+		}()
+	}
+	l.mu.Unlock()
+	wait := time.NewTimer(lookWait)
+	defer wait.Stop()
+	select {
+	case <-one.done:
+		return slices.Clone(one.found)
+	case <-wait.C:
+	case <-ctx.Done():
+	}
+	return []rpc.Check{hangs(one.since, now)}
+}
+
+// hangs is the finding that a look has not returned that began at since.
+func hangs(since, now time.Time) rpc.Check {
+	return rpc.Check{Name: "health", Level: rpc.Fail, Unknown: true, Node: now.Sub(since) >= lookHangs,
+		Text:   fmt.Sprintf("the check of this node's file systems and of munge hangs since %s", since.UTC().Format(time.RFC3339)),
+		Remedy: "see dmesg and df for a disk or a file server that does not answer, and systemctl status munge"}
 }
 
 // faults returns the findings about the GPUs' own errors.
@@ -233,13 +299,33 @@ func (n *Node) faults() []rpc.Check {
 		drained[g.UUID] = !g.Drain.IsZero()
 	}
 	var out []rpc.Check
-	for _, d := range n.watch.Seen() {
-		out = append(out, gpuFaults(n.cfg.Load().Node, d, drained[d.UUID])...)
+	for _, d := range n.watch.Seen() { // none before NVML's first answer, which ownerHealth says
+		out = append(out, gpuFaults(n.cfg.Load().Node, d, drained[d.UUID] || d.UUID == "" && n.owner.DrainedAt(d.Index))...)
 	}
 	return out
 }
 
-func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format string, a ...any)) {
+// nvmlCheck is the finding about NVML's last answer. While there is no fresh one, what it says of the GPUs' faults is not known.
+func nvmlCheck(age time.Duration, known bool, why string, poll time.Duration, remedy string) rpc.Check {
+	c := rpc.Check{Name: "nvml", Level: rpc.Fail, Remedy: remedy, Unknown: true}
+	switch {
+	case !known:
+		c.Text = why
+	case why != "":
+		c.Text = fmt.Sprintf("%s; last answer %v ago", why, age.Round(time.Second))
+	case age > stale*poll:
+		c.Level, c.Text = rpc.Warn, fmt.Sprintf("last answer %v ago", age.Round(time.Second))
+	default:
+		c = rpc.Check{Name: "nvml", Level: rpc.OK, Text: fmt.Sprintf("answered %v ago", age.Round(time.Millisecond))}
+	}
+	return c
+}
+
+// ownerHealth returns the findings about the owner and its GPUs, but for their own errors.
+func (n *Node) ownerHealth() (out []rpc.Check) {
+	add := func(name string, level rpc.Level, remedy, format string, a ...any) {
+		out = append(out, rpc.Check{Name: name, Level: level, Text: fmt.Sprintf(format, a...), Remedy: remedy})
+	}
 	cfg := n.cfg.Load()
 	nvml, driver := "see dmesg and nvidia-smi", "see dmesg and nvidia-smi"
 	if err := missing("owner.libnvml", cfg.Owner.LibNVML); err != nil {
@@ -248,16 +334,8 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 	if err := missing("owner.libcuda", cfg.Owner.LibCUDA); err != nil {
 		driver = err.Error()
 	}
-	switch age, known, why := n.watch.Age(); {
-	case !known:
-		add("nvml", rpc.Fail, nvml, "%s", why)
-	case why != "":
-		add("nvml", rpc.Fail, nvml, "%s; last answer %v ago", why, age.Round(time.Second))
-	case age > stale*cfg.Owner.Poll:
-		add("nvml", rpc.Warn, nvml, "last answer %v ago", age.Round(time.Second))
-	default:
-		add("nvml", rpc.OK, "", "answered %v ago", age.Round(time.Millisecond))
-	}
+	age, known, why := n.watch.Age()
+	out = append(out, nvmlCheck(age, known, why, cfg.Owner.Poll, nvml))
 	for _, g := range n.watch.Missing() {
 		add("gpu", rpc.Fail, "correct owner.gpus", "owner.gpus names %s, which is not here", g)
 	}
@@ -268,7 +346,7 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 	}
 	lost := map[string]bool{} // found already
 	for _, d := range n.watch.Seen() {
-		lost[d.UUID] = d.Lost
+		lost[d.UUID] = d.Lost || d.Unread
 	}
 	healthy := 0
 	for _, g := range n.gpus() {
@@ -299,6 +377,7 @@ func (n *Node) ownerHealth(add func(name string, level rpc.Level, remedy, format
 			}
 		}
 	}
+	return out
 }
 
 // syncAudit syncs the audit log every second. The owner's lines wait in its ledger until then,

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -59,7 +60,7 @@ func (o *Owner) drain(host string, d lease.DrainOrder) error {
 	case !d.Resume && have && was.Reason == d.Reason:
 		return nil // said again
 	}
-	drains := o.drainsThen(uuid, at, d.Resume)
+	drains, place := o.drainsThen(uuid, at, d.Resume), o.indexOf(uuid)
 	err = o.cfg.Ledger.Update(func(tx *ledger.Tx) error {
 		for name := range o.drains {
 			if _, ok := drains[name]; !ok {
@@ -71,7 +72,7 @@ func (o *Owner) drain(host string, d lease.DrainOrder) error {
 		if d.Resume {
 			return nil
 		}
-		return tx.Put(ledger.Notes, drainNote+uuid, at)
+		return tx.Put(ledger.Notes, drainNote+uuid, drainKept{at, place})
 	})
 	if err != nil {
 		// The ledger alone knows whether the change was made.
@@ -82,6 +83,9 @@ func (o *Owner) drain(host string, d lease.DrainOrder) error {
 	}
 	o.mu.Lock()
 	o.drains = drains
+	if place != nil {
+		o.places[uuid] = *place
+	}
 	o.journal.add(change{})
 	o.mu.Unlock()
 	event, what := audit.Drain, "drained"
@@ -130,6 +134,41 @@ func (o *Owner) uuid(gpu string) (string, error) {
 	return "", lease.Errorf(lease.NotFound, "owner %s has no GPU %q: want its number or its UUID; see sluice gpus", o.cfg.Name, form.Name(gpu))
 }
 
+// drainKept is a drain in the ledger, with the GPU's index at that time.
+type drainKept struct {
+	lease.Drain
+	Index *int `json:"index,omitempty"`
+}
+
+// indexOf is the index of one of this node's GPUs, nil for one that is not here and for all.
+func (o *Owner) indexOf(uuid string) *int {
+	known, _ := o.cfg.Devices()
+	for _, g := range known {
+		if g.UUID == uuid {
+			return &g.Index
+		}
+	}
+	return nil
+}
+
+// DrainedAt says whether a GPU without a UUID is drained, by the index that it had when it was drained: after a restart of the daemon
+// NVML does not tell which one a lost GPU is.
+func (o *Owner) DrainedAt(index int) bool {
+	known, _ := o.cfg.Devices()
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if _, all := o.drains[""]; all {
+		return true
+	}
+	for uuid := range o.drains {
+		i, ok := o.places[uuid]
+		if ok && i == index && !slices.ContainsFunc(known, func(g lease.GPU) bool { return g.UUID == uuid }) {
+			return true
+		}
+	}
+	return false
+}
+
 // drainOf is the drain of a GPU. mu is held.
 func (o *Owner) drainOf(uuid string) lease.Drain {
 	if d, ok := o.drains[uuid]; ok {
@@ -140,18 +179,21 @@ func (o *Owner) drainOf(uuid string) lease.Drain {
 
 // loadDrains reads the ledger.
 func (o *Owner) loadDrains() error {
-	drains := map[string]lease.Drain{}
+	drains, places := map[string]lease.Drain{}, map[string]int{}
 	err := o.cfg.Ledger.View(func(tx *ledger.Tx) error {
 		return tx.All(ledger.Notes, func(key string, raw json.RawMessage) error {
 			name, ok := strings.CutPrefix(key, drainNote)
 			if !ok {
 				return nil
 			}
-			var d lease.Drain
+			var d drainKept
 			if err := json.Unmarshal(raw, &d); err != nil {
 				return fmt.Errorf("ledger %s: %s: %w", o.cfg.Ledger.Path(), form.Name(key), err)
 			}
-			drains[name] = d
+			drains[name] = d.Drain
+			if d.Index != nil {
+				places[name] = *d.Index
+			}
 			return nil
 		})
 	})
@@ -160,6 +202,6 @@ func (o *Owner) loadDrains() error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.drains = drains
+	o.drains, o.places = drains, places
 	return nil
 }

@@ -81,8 +81,23 @@ func TestDrain(t *testing.T) {
 	// A GPU that is gone can be forgotten.
 	drain("gpu01", lease.DrainOrder{GPU: "2", Reason: "sold"}, "", "")
 	gone := n.devices[2].UUID
+	at := func(want bool, what string, index int) {
+		t.Helper()
+		if got := n.DrainedAt(index); got != want {
+			t.Errorf("%s: a GPU without a UUID, of index %d: drained %v", what, index, got)
+		}
+	}
+	at(false, "the drained one has its UUID", 2)
 	n.devices = n.devices[:2]
+	at(true, "it was lost", 2)
+	at(false, "it was lost", 1)
+	n.kill()
+	at(true, "after a restart", 2)
 	drain("gpu01", lease.DrainOrder{GPU: gone, Resume: true}, "", "")
+	at(false, "resumed", 2)
+	drain("gpu01", lease.DrainOrder{Reason: "all"}, "", "")
+	at(true, "all of it", 7)
+	drain("gpu01", lease.DrainOrder{Resume: true}, "", "")
 	drain("gpu01", lease.DrainOrder{GPU: gone, Resume: true}, lease.NotFound, "no GPU")
 	var lines []string
 	for _, e := range n.history() {
@@ -90,7 +105,7 @@ func TestDrain(t *testing.T) {
 			lines = append(lines, e.Event+" "+e.Host+" "+e.Reason)
 		}
 	}
-	if got := strings.Join(lines, ", "); got != "drain ctl fans, drain gpu01 driver, resume ctl , resume ctl , drain gpu01 sold, resume gpu01 " {
+	if got := strings.Join(lines, ", "); got != "drain ctl fans, drain gpu01 driver, resume ctl , resume ctl , drain gpu01 sold, resume gpu01 , drain gpu01 all, resume gpu01 " {
 		t.Error(got)
 	}
 }

@@ -195,6 +195,7 @@ type Owner struct {
 	keys    map[keyName]*entry     // by key without incarnation
 	tombs   map[string]tombSeen    // by name in the ledger
 	drains  map[string]lease.Drain // by UUID, "" for all GPUs; replaced as a whole
+	places  map[string]int         // by UUID, the index that a GPU had when it was drained
 	life    uint64                 // of this process, for those who watch; by chance, and not 0
 	unwatch chan struct{}          // see StopWatches
 	journal journal

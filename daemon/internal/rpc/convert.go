@@ -347,11 +347,11 @@ func fromPool(p *pb.Pool) Pool {
 }
 
 func toCheck(c Check) *pb.Check {
-	return &pb.Check{Name: text(c.Name), Level: text(string(c.Level)), Text: text(c.Text), Remedy: text(c.Remedy), Node: c.Node}
+	return &pb.Check{Name: text(c.Name), Level: text(string(c.Level)), Text: text(c.Text), Remedy: text(c.Remedy), Node: c.Node, Unknown: c.Unknown}
 }
 
 func fromCheck(c *pb.Check) Check {
-	return Check{Name: c.GetName(), Level: Level(c.GetLevel()), Text: c.GetText(), Remedy: c.GetRemedy(), Node: c.GetNode()}
+	return Check{Name: c.GetName(), Level: Level(c.GetLevel()), Text: c.GetText(), Remedy: c.GetRemedy(), Node: c.GetNode(), Unknown: c.GetUnknown()}
 }
 
 func toHealthAll(a HealthAll) *pb.HealthAllReply {

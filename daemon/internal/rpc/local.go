@@ -3,6 +3,7 @@ package rpc
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -94,6 +95,13 @@ type Check struct {
 	// Node: jobs with fractions fail on this node, or on its GPUs, until an administrator mends it here. Never said of
 	// what another node or a job has done.
 	Node bool `json:"node,omitempty"`
+	// Unknown: the daemon could not look, so failures that drain the node may be there. A node that is drained stays so.
+	Unknown bool `json:"unknown,omitempty"`
+}
+
+// ResetGPU says how an administrator resets a GPU of an owner. NVML's process and the workers hold its device files until sluiced ends.
+func ResetGPU(owner string, index int, uuid string) string {
+	return fmt.Sprintf("sluice drain %s:%d; once no job uses %[1]s, systemctl stop sluiced, nvidia-smi --gpu-reset -i %[3]s, systemctl start sluiced, and sluice resume %[1]s:%[2]d", owner, index, uuid)
 }
 
 // NodesCheck is a finding of several nodes, the same of each but for numbers, UUIDs and names: the text is the first

@@ -9,7 +9,7 @@ const (
 	Program Class = iota
 	// Watch: the GPU or its driver had a fault, and goes on by itself, or a program may have caused it.
 	Watch
-	// Repair: the GPU needs a reset, its node a reboot, or hardware has to be looked at. No program can cause it.
+	// Repair: after it NVIDIA asks for a reset of the GPU, a reboot of its node, or a repair, whatever the cause was.
 	Repair
 )
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -19,7 +20,8 @@ import (
 // KernelLog has the kernel's messages since the boot, one for each read (Documentation/ABI/testing/dev-kmsg in Linux).
 const KernelLog = "/dev/kmsg"
 
-// Age is how long an error is reported after it happened, unless the driver was loaded, or said that the GPU has recovered, since.
+// Age is how long an error that is not of class Repair is reported after it happened, unless the driver was loaded, or said that the
+// GPU has recovered, since. One of class Repair is reported until then.
 const Age = 24 * time.Hour
 
 // Error is an Xid of a GPU.
@@ -30,63 +32,144 @@ type Error struct {
 	Last time.Duration // when it last happened, since the boot
 }
 
-// Read returns the errors in the log at path that are still of interest, by GPU and number. now is the time since the boot. What
-// came before the last `dmesg --clear` is left out.
-func Read(path string, now time.Duration) ([]Error, error) {
+// Log is what the kernel's log says.
+type Log struct {
+	// Errors are those still of interest, by GPU and number.
+	Errors []Error
+	// Whole: the log has all messages since the boot, or an administrator has cleared it, and it has all since then. The kernel overwrites
+	// the oldest messages, so a log that is not whole may have lost an error.
+	Whole bool
+	// loaded says that the log has the loading of the driver, recovered of which GPUs it has that they need nothing any more.
+	loaded    bool
+	recovered map[string]bool
+}
+
+// Mended says that a GPU that had an error of class Repair at any time is well if it has none in Errors: whatever the log has lost is
+// older than the record that says so.
+func (l *Log) Mended(pci string) bool { return l.Whole || l.loaded || l.recovered[pci] }
+
+// Read returns what the log at path says. now is the time since the boot. What came before the last `dmesg --clear` is left out.
+func Read(path string, now time.Duration) (Log, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return Log{}, fmt.Errorf("%s: %w", path, err)
 	}
 	defer unix.Close(fd)
-	_, _ = unix.Seek(fd, 0, unix.SEEK_DATA) // after the last clear; what cannot seek is read from its beginning
-	found, err := read(func(p []byte) (int, error) { return unix.Read(fd, p) }, now)
+	l, err := read(file(fd), now)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return Log{}, fmt.Errorf("%s: %w", path, err)
 	}
-	return found, nil
+	return l, nil
+}
+
+// device is an open /dev/kmsg: each Read is a record. Seek goes to the oldest record (SEEK_SET), or to the first after the last clear
+// that is still there (SEEK_DATA).
+type device interface {
+	Read(p []byte) (int, error)
+	Seek(whence int) error
+}
+
+type file int
+
+func (f file) Read(p []byte) (int, error) { return unix.Read(int(f), p) }
+func (f file) Seek(whence int) error {
+	_, err := unix.Seek(int(f), 0, whence)
+	return err
 }
 
 // maxRecords bounds the messages that are read, for a kernel that writes them as fast as they are read.
 const maxRecords = 1 << 20
 
 // read takes the records one by one until there are no more.
-func read(next func([]byte) (int, error), now time.Duration) ([]Error, error) {
-	l := log{}
+//
+// The kernel numbers its records from 0. A log whose oldest record has a later number has lost some, unless it was cleared after
+// that record: then the first one after the clear is not the oldest.
+func read(d device, now time.Duration) (Log, error) {
 	buf := make([]byte, 16<<10) // the kernel's own limit is 8 KiB
-	for range maxRecords {
-		n, err := next(buf)
+	oldest, _, err := next(d, buf)
+	if err != nil {
+		return Log{}, err
+	}
+	clearable := d.Seek(unix.SEEK_DATA) == nil // what cannot seek is read from its beginning
+	l := log{errors: map[[2]string]Error{}, recovered: map[string]bool{}}
+	whole := oldest == "" || number(oldest) == 0
+	if oldest != "" && !clearable {
+		l.add(oldest, now)
+	}
+	for i := range maxRecords {
+		s, lost, err := next(d, buf)
+		if err != nil {
+			return Log{}, err
+		}
+		if i == 0 && clearable && oldest != "" && (s == "" || number(s) > number(oldest)) {
+			whole = true
+		}
+		if lost {
+			whole = false
+		}
+		if s == "" {
+			return l.log(whole), nil
+		}
+		l.add(s, now)
+	}
+	return l.log(false), nil
+}
+
+// next is the next record, "" for none. lost says that the oldest were overwritten meanwhile.
+func next(d device, buf []byte) (record string, lost bool, err error) {
+	for {
+		n, err := d.Read(buf)
 		switch {
-		case errors.Is(err, unix.EPIPE), errors.Is(err, unix.EINTR): // the oldest records were overwritten meanwhile
-			continue
+		case errors.Is(err, unix.EPIPE):
+			lost = true
+		case errors.Is(err, unix.EINTR):
 		case errors.Is(err, unix.EAGAIN), err == nil && n <= 0:
-			return l.errors(), nil
+			return "", lost, nil
 		case err != nil:
-			return nil, err
-		}
-		if r, ok := parse(string(buf[:n])); ok {
-			l.add(r, now)
+			return "", lost, err
+		default:
+			return string(buf[:n]), lost, nil
 		}
 	}
-	return l.errors(), nil
 }
 
-// log has the errors so far, by GPU and number.
-type log map[[2]string]Error
+// number is the sequence number of a record, that of the last there can be if it has none.
+func number(s string) uint64 {
+	fields := strings.SplitN(s, ",", 3)
+	if len(fields) == 3 {
+		if n, err := strconv.ParseUint(fields[1], 10, 64); err == nil {
+			return n
+		}
+	}
+	return math.MaxUint64
+}
 
-func (l log) add(r record, now time.Duration) {
-	switch {
+// log has what was read so far, its errors by GPU and number.
+type log struct {
+	errors    map[[2]string]Error
+	loaded    bool
+	recovered map[string]bool
+}
+
+func (l *log) add(s string, now time.Duration) {
+	r, ok := parse(s)
+	switch _, class := Describe(r.code); {
+	case !ok:
 	case r.loaded:
-		clear(l)
+		l.loaded = true
+		clear(l.errors)
 	case r.recovered:
-		maps.DeleteFunc(l, func(_ [2]string, e Error) bool { return e.PCI == r.pci })
-	case now-r.at < Age:
+		l.recovered[r.pci] = true
+		maps.DeleteFunc(l.errors, func(_ [2]string, e Error) bool { return e.PCI == r.pci })
+	case class == Repair, now-r.at < Age:
 		k := [2]string{r.pci, strconv.Itoa(r.code)}
-		l[k] = Error{PCI: r.pci, Code: r.code, N: l[k].N + 1, Last: r.at}
+		l.errors[k] = Error{PCI: r.pci, Code: r.code, N: l.errors[k].N + 1, Last: r.at}
 	}
 }
 
-func (l log) errors() []Error {
-	return slices.SortedFunc(maps.Values(l), func(a, b Error) int { return cmp.Or(strings.Compare(a.PCI, b.PCI), a.Code-b.Code) })
+func (l *log) log(whole bool) Log {
+	found := slices.SortedFunc(maps.Values(l.errors), func(a, b Error) int { return cmp.Or(strings.Compare(a.PCI, b.PCI), a.Code-b.Code) })
+	return Log{Errors: found, Whole: whole, loaded: l.loaded, recovered: l.recovered}
 }
 
 // record is a message of the driver: that it was loaded, that a GPU has recovered, or an error.

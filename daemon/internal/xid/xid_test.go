@@ -88,71 +88,125 @@ func FuzzParse(f *testing.F) {
 
 const hour = "3600000000" // microseconds
 
-func TestRead(t *testing.T) {
-	const a, b = "00000000:3b:00.0", "00000000:41:00.0"
-	first := []string{
-		"3,1,0,-;NVRM: Xid (PCI:0000:3b:00): 79, x", "3,2," + hour + ",-;NVRM: Xid (PCI:0000:41:00): 48, x", "6,3," + hour + ",-;usb 1-1: new device",
-		"3,4," + hour + ",-;NVRM: Xid (PCI:0000:3b:00): 79, x", "3,5," + hour + ",-;NVRM: Xid (PCI:0000:3b:00): 31, x",
-	}
-	for what, c := range map[string]struct {
-		now  time.Duration
-		more []string
-		want []Error
-	}{
-		"since the boot":        {2 * time.Hour, nil, []Error{{a, 31, 1, time.Hour}, {a, 79, 2, time.Hour}, {b, 48, 1, time.Hour}}},
-		"the oldest is too old": {24 * time.Hour, nil, []Error{{a, 31, 1, time.Hour}, {a, 79, 1, time.Hour}, {b, 48, 1, time.Hour}}},
-		"all are too old":       {25 * time.Hour, nil, nil},
-		"the driver was loaded": {2 * time.Hour, []string{"6,6," + hour + ",-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550"}, nil},
-		"and failed again": {2 * time.Hour, []string{"6,6," + hour + ",-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550", "3,7," + hour + ",-;NVRM: Xid (PCI:0000:41:00): 48, x"},
-			[]Error{{b, 48, 1, time.Hour}}},
-		"one GPU has recovered": {2 * time.Hour, []string{"3,6," + hour + ",-;NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)"},
-			[]Error{{b, 48, 1, time.Hour}}},
-	} {
-		lines := append(append([]string{}, first...), c.more...)
-		overwritten := true
-		got, err := read(func(p []byte) (int, error) {
-			if overwritten {
-				overwritten = false
-				return -1, unix.EPIPE
-			}
-			if len(lines) == 0 {
-				return -1, unix.EAGAIN
-			}
-			n := copy(p, lines[0]+"\n")
-			lines = lines[1:]
-			return n, nil
-		}, c.now)
-		if err != nil || len(got)+len(c.want) > 0 && !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%s: %+v, %v; want %+v", what, got, err, c.want)
+// kmsg is a /dev/kmsg with these records, of which an administrator has cleared the first.
+type kmsg struct {
+	records []string
+	cleared int
+	at      int
+	fails   []error // of the next reads
+	noSeek  bool
+}
+
+func (k *kmsg) Read(p []byte) (int, error) {
+	if len(k.fails) > 0 {
+		err := k.fails[0]
+		k.fails = k.fails[1:]
+		if err != nil {
+			return -1, err
 		}
 	}
-	if _, err := read(func([]byte) (int, error) { return -1, unix.EIO }, 0); !errors.Is(err, unix.EIO) {
-		t.Errorf("a log that fails: %v", err)
+	if k.at == len(k.records) {
+		return -1, unix.EAGAIN
 	}
-	endless := 0
-	if got, err := read(func(p []byte) (int, error) { endless++; return copy(p, first[0]), nil }, time.Hour); err != nil || len(got) != 1 || got[0].N != endless {
-		t.Errorf("a log without end: %+v after %d, %v", got, endless, err)
+	k.at++
+	return copy(p, k.records[k.at-1]+"\n"), nil
+}
+
+func (k *kmsg) Seek(whence int) error {
+	if k.noSeek {
+		return unix.ESPIPE
+	}
+	if k.at = 0; whence == unix.SEEK_DATA {
+		k.at = k.cleared
+	}
+	return nil
+}
+
+func TestRead(t *testing.T) {
+	const a, b = "00000000:3b:00.0", "00000000:41:00.0"
+	const day = 24 * time.Hour
+	const load = ",-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550"
+	const recovery = ",-;NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)"
+	first := []string{
+		"3,0,0,-;NVRM: Xid (PCI:0000:3b:00): 79, x", "3,1,0,-;NVRM: Xid (PCI:0000:3b:00): 94, x", "3,2," + hour + ",-;NVRM: Xid (PCI:0000:41:00): 48, x", "6,3," + hour + ",-;usb 1-1: new device",
+		"3,4," + hour + ",-;NVRM: Xid (PCI:0000:3b:00): 79, x", "3,5," + hour + ",-;NVRM: Xid (PCI:0000:3b:00): 31, x",
+	}
+	with := func(more ...string) []string { return append(append([]string{}, first...), more...) }
+	repair := []Error{{a, 79, 2, time.Hour}, {b, 48, 1, time.Hour}}
+	all := []Error{{a, 31, 1, time.Hour}, {a, 79, 2, time.Hour}, {a, 94, 1, 0}, {b, 48, 1, time.Hour}}
+	for what, c := range map[string]struct {
+		now    time.Duration
+		log    kmsg
+		want   []Error
+		mended string // whether GPUs a and b are well if they have no error here
+	}{
+		"since the boot":                   {2 * time.Hour, kmsg{records: first}, all, "ab"},
+		"a warning is too old":             {day, kmsg{records: first}, []Error{{a, 31, 1, time.Hour}, repair[0], repair[1]}, "ab"},
+		"what needs a repair is never old": {1000 * day, kmsg{records: first}, repair, "ab"},
+		"the driver was loaded":            {2 * time.Hour, kmsg{records: with("6,6," + hour + load)}, nil, "ab"},
+		"and failed again":                 {2 * time.Hour, kmsg{records: with("6,6,"+hour+load, "3,7,"+hour+",-;NVRM: Xid (PCI:0000:41:00): 48, x")}, repair[1:], "ab"},
+		"one GPU has recovered":            {2 * time.Hour, kmsg{records: with("3,6," + hour + recovery)}, repair[1:], "ab"},
+		"nothing was written":              {day, kmsg{}, nil, "ab"},
+		"all was cleared":                  {day, kmsg{records: first, cleared: 6}, nil, "ab"},
+		"the first was cleared":            {2 * time.Hour, kmsg{records: first, cleared: 5}, all[:1], "ab"},
+
+		"overwritten":                             {day, kmsg{records: first[3:4]}, nil, ""},
+		"overwritten, and then cleared":           {day, kmsg{records: with("6,6,1,-;x")[3:], cleared: 3}, nil, "ab"},
+		"cleared, and then overwritten":           {day, kmsg{records: first[3:4], cleared: 0}, nil, ""},
+		"overwritten, and an error is left":       {1000 * day, kmsg{records: first[2:4]}, repair[1:], ""},
+		"overwritten, then the driver was loaded": {day, kmsg{records: with("6,6," + hour + load)[3:]}, nil, "ab"},
+		"overwritten, then one has recovered":     {1000 * day, kmsg{records: with("3,6," + hour + recovery)[3:]}, nil, "a"},
+		"overwritten before it was read":          {2 * time.Hour, kmsg{records: first, fails: []error{unix.EPIPE, unix.EINTR}}, all, "ab"},
+		"overwritten while it was read":           {2 * time.Hour, kmsg{records: first, fails: []error{nil, nil, unix.EPIPE}}, all, ""},
+		"a record without a number":               {day, kmsg{records: []string{"x"}}, nil, ""},
+		"no seek":                                 {2 * time.Hour, kmsg{records: first, noSeek: true}, all, "ab"},
+		"no seek, overwritten":                    {2 * time.Hour, kmsg{records: first[3:4], noSeek: true}, nil, ""},
+	} {
+		got, err := read(&c.log, c.now)
+		mended := ""
+		for name, pci := range map[string]string{"a": a, "b": b} {
+			if got.Mended(pci) {
+				mended += name
+			}
+		}
+		if mended == "ba" {
+			mended = "ab"
+		}
+		if err != nil || mended != c.mended || len(got.Errors)+len(c.want) > 0 && !reflect.DeepEqual(got.Errors, c.want) {
+			t.Errorf("%s: %+v, mended %q, %v; want %+v, %q", what, got, mended, err, c.want, c.mended)
+		}
+	}
+	for _, fails := range [][]error{{unix.EIO}, {nil, nil, unix.EIO}} {
+		if _, err := read(&kmsg{records: first, fails: fails}, 0); !errors.Is(err, unix.EIO) {
+			t.Errorf("a log that fails: %v", err)
+		}
+	}
+	if got, err := read(&endless{record: first[0]}, time.Hour); err != nil || len(got.Errors) != 1 || got.Errors[0].N != maxRecords || got.Whole {
+		t.Errorf("a log without end: %+v, %v", got, err)
 	}
 }
+
+type endless struct{ record string }
+
+func (e *endless) Read(p []byte) (int, error) { return copy(p, e.record), nil }
+func (e *endless) Seek(int) error             { return nil }
 
 func TestReadFile(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "kmsg")
 	if _, err := Read(log, time.Hour); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), log) {
 		t.Errorf("a log that is not there: %v", err)
 	}
-	if err := os.WriteFile(log, []byte("3,1,0,-;NVRM: Xid (PCI:0000:3b:00): 79, x\n"), 0o600); err != nil {
+	if err := os.WriteFile(log, []byte("3,0,0,-;NVRM: Xid (PCI:0000:3b:00): 79, x\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := Read(log, time.Hour); err != nil || len(got) != 1 || got[0].Code != 79 {
+	if got, err := Read(log, time.Hour); err != nil || len(got.Errors) != 1 || got.Errors[0].Code != 79 || !got.Whole {
 		t.Errorf("%+v, %v", got, err)
 	}
-	// The kernel's own log, if we may read it: whatever it has, it ends.
-	if _, err := Read(KernelLog, time.Hour); err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
-	}
+	// The kernel's own log, if we may read it: whatever it has, and whether or not it can be read, it ends.
+	_, _ = Read(KernelLog, time.Hour)
 }
 
-// What a tenant's program can cause is never more than noted, and no Xid drains a node that NVIDIA's catalogue has as one of programs.
+// No Xid drains a node that NVIDIA's catalogue has as one of programs.
 func TestCatalogue(t *testing.T) {
 	classes := map[Class][]int{
 		Program: {1, 8, 11, 12, 13, 31, 32, 43, 45, 60, 66, 67, 68, 69, 70, 80, 9999},

@@ -3532,7 +3532,8 @@ type Check struct {
 	Level         string                 `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"` // ok, warn, fail
 	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
 	Remedy        string                 `protobuf:"bytes,4,opt,name=remedy,proto3" json:"remedy,omitempty"`
-	Node          bool                   `protobuf:"varint,5,opt,name=node,proto3" json:"node,omitempty"` // jobs on this node fail until it is mended here
+	Node          bool                   `protobuf:"varint,5,opt,name=node,proto3" json:"node,omitempty"`       // jobs on this node fail until it is mended here
+	Unknown       bool                   `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"` // it could not be looked at: no sign that it is well
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3598,6 +3599,13 @@ func (x *Check) GetRemedy() string {
 func (x *Check) GetNode() bool {
 	if x != nil {
 		return x.Node
+	}
+	return false
+}
+
+func (x *Check) GetUnknown() bool {
+	if x != nil {
+		return x.Unknown
 	}
 	return false
 }
@@ -5859,13 +5867,14 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05error\x18\x03 \x01(\tR\x05error\"\x0f\n" +
 	"\rHealthRequest\"7\n" +
 	"\vHealthReply\x12(\n" +
-	"\x06checks\x18\x01 \x03(\v2\x10.sluice.v1.CheckR\x06checks\"q\n" +
+	"\x06checks\x18\x01 \x03(\v2\x10.sluice.v1.CheckR\x06checks\"\x8b\x01\n" +
 	"\x05Check\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x16\n" +
 	"\x06remedy\x18\x04 \x01(\tR\x06remedy\x12\x12\n" +
-	"\x04node\x18\x05 \x01(\bR\x04node\"\x12\n" +
+	"\x04node\x18\x05 \x01(\bR\x04node\x12\x18\n" +
+	"\aunknown\x18\x06 \x01(\bR\aunknown\"\x12\n" +
 	"\x10HealthAllRequest\"\xd2\x01\n" +
 	"\x0eHealthAllReply\x121\n" +
 	"\bfindings\x18\x01 \x03(\v2\x15.sluice.v1.NodesCheckR\bfindings\x12\x14\n" +
