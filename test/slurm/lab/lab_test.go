@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -124,6 +125,10 @@ func TestControllerBoot(t *testing.T) {
 			t.Error(err)
 		}
 	}()
+	// slurmctld 26.05 does not start after a power cut that came before it had saved its associations' usage once, as it does when it ends.
+	if err := errors.Join(l.Ctl.Stop("slurmctld"), l.StartSlurmctld(ctx)); err != nil {
+		t.Fatal(err)
+	}
 	if err := l.Ctl.Crash(); err != nil {
 		t.Fatal(err)
 	}

@@ -63,7 +63,8 @@ func (l *Lab) listening(ctx context.Context, port int, what string) error {
 			return c.Close()
 		}
 		if ctx.Err() != nil || time.Now().After(deadline) {
-			return fmt.Errorf("lab: %s does not listen: %w", what, err)
+			log, _ := l.Ctl.Run(context.WithoutCancel(ctx), Root, "tail", "-n", "8", "/var/log/slurm/"+what+".log")
+			return fmt.Errorf("lab: %s does not listen: %w; its log ends:\n%s", what, err, log)
 		}
 	}
 }
