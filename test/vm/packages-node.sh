@@ -55,7 +55,7 @@ gpu01) # no Slurm; the driver in the place of NVIDIA's, which has to be told wha
 	CONF
 	;;
 esac
-ln -s /job/1.0 /job/1.1 /root/
+ln -s /job/1.0 /job/1.1 "$HOME"
 touch /job/ready
 
 n=1

@@ -130,7 +130,7 @@ debs() { local p out=''; for p in $(packages "$2"); do out+=" $1/${p}_*.deb"; do
 # --- docs/admin.md, "From nothing to the first job" ---
 
 say '' && say '--- From nothing to the first job ---'
-say 'The packages have been made by make packages and copied to /root/1.0 of each machine; later ones are in /root/1.1. Times are in emulation, without the typing.'
+say 'The packages have been made by make packages and copied to each machine, to the folder 1.0 of its administrator; later ones are in 1.1. Times are in emulation, without the typing.'
 began=$SECONDS
 clock=$(at head 'cut -d. -f1 /proc/uptime')
 setup='sluice setup --cluster prod --controllers head --owners gpu01'
