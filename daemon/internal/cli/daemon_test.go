@@ -266,7 +266,7 @@ func TestRunLeaseEnded(t *testing.T) {
 	}
 }
 
-// Where the site limits a lease's life time, the user is told so when the lease begins, and once more before it ends.
+// If the site limits how long a lease lives, sluice run tells the user when the lease begins and shortly before it ends.
 func TestRunLife(t *testing.T) {
 	d := startDaemon(t)
 	d.life = time.Hour

@@ -168,7 +168,7 @@ type pastSum struct {
 	Jobs    int     `json:"jobs"`
 	Granted float64 `json:"granted_gpu_hours"`
 	Used    float64 `json:"used_gpu_hours"`
-	Unused  int     `json:"unused_jobs"` // no program of which used the GPU
+	Unused  int     `json:"unused_jobs"` // jobs whose programs did not use the GPU
 }
 
 // pastJobs is the answer.

@@ -31,8 +31,8 @@ func xids(ctx context.Context, socket, log string) nodeXids {
 // nodeXids is what the kernel's log says of a node's GPUs.
 type nodeXids struct {
 	checks []rpc.Check
-	// forgotten says why a drain for an Xid is not over, although no check has that Xid any more, and well are the GPUs of which it is; as the
-	// reason of the drain names them.
+	// GPUs by the names that the reason of a drain has for them. For those in forgotten no check has an Xid any more, and yet the drain is not
+	// over: the text says why. For those in well it is.
 	forgotten map[string]string
 	well      []string
 }

@@ -24,10 +24,10 @@ import (
 
 const (
 	healthTime    = 8 * time.Second  // for one node
-	healthAllTime = 24 * time.Second // for all of them; who asks waits a little longer
+	healthAllTime = 24 * time.Second // for all of them; the command waits a little longer
 	healthAtOnce  = 128
-	// maxChecks is what one node can add to the answer, of which at most maxWarnings are warnings. The answer has at most
-	// maxFindings different findings.
+	// One node adds at most maxChecks findings to the answer, and at most maxWarnings of them are warnings. The answer has at
+	// most maxFindings different findings.
 	maxChecks   = 32
 	maxWarnings = 16
 	maxFindings = 2048
@@ -196,7 +196,7 @@ func foldHealth(answers []answerOf) rpc.HealthAll {
 	all := rpc.HealthAll{Asked: len(answers)}
 	at := map[rpc.Check]int{}
 	out := map[rpc.Check]bool{} // left out
-	differ := map[int]bool{}    // of which not all nodes have the same text
+	differ := map[int]bool{}    // findings whose text is not the same on all nodes
 	add := func(key, c rpc.Check, node string) {
 		i, ok := at[key]
 		switch {

@@ -35,8 +35,8 @@ type controllerTask struct {
 	Jobs       int
 }
 
-// mostMemory is the most memory of its own that a controller's daemon may take, in KiB, pages of files left out: 16 MiB, and 150 KiB for each owner, most of which
-// is its connection: gRPC's buffers and goroutines, and TLS.
+// mostMemory is the limit on the memory of a controller's daemon, in KiB, without pages of files: 16 MiB, and 150 KiB for each owner. Most of these are
+// its connection: gRPC's buffers and goroutines, and TLS.
 func mostMemory(owners int) int { return 16<<10 + 150*owners }
 
 // A controller's daemon watches owners of eight GPUs each over real connections, and gets leases for jobs meanwhile.

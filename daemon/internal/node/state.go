@@ -244,7 +244,7 @@ const (
 	lookTime = 30 * time.Second
 )
 
-// singleLook has at most one look under way, so that one that hangs keeps one thread. Who asks meanwhile waits for that look.
+// singleLook allows one look at a time, so that one that hangs keeps one thread. Those who ask meanwhile wait for it.
 type singleLook struct {
 	mu  sync.Mutex
 	now *oneLook // nil for none

@@ -36,7 +36,7 @@ type Past struct {
 	Comment    string        // our part of the AdminComment, "" for none
 }
 
-// PastQuery says of which jobs.
+// PastQuery selects jobs that ended.
 type PastQuery struct {
 	UID          *uint32 // nil: of all users
 	Account      string  // "": of any
