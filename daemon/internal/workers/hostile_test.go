@@ -1,7 +1,9 @@
 package workers
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -70,6 +72,36 @@ func TestFailedStart(t *testing.T) {
 	waitFor(t, "its end", func() bool { return len(p.Sessions(s.Lease)) == 0 })
 	if u := p.Use(s.Lease); len(u) != 1 || u[0].Used != 0 {
 		t.Errorf("%+v", u)
+	}
+}
+
+// A daemon that stops while a session is being started has not failed: the client is told to come
+// again, no error is logged, and the session that comes again finds nothing of the first.
+func TestCancelledStart(t *testing.T) {
+	dir := setup(t)
+	var said bytes.Buffer
+	p := newPool(t, dir, func(c *Config) { c.Warm = 0 })
+	p.log = slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if err := p.Probe(t.Context(), gpus(0)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, w := pair(t)
+	_, err := p.Start(ctx, testLease("e", 0), request("e"), w, gpus(0))
+	if lease.CodeOf(err) != lease.Down || !strings.Contains(err.Error(), "stopping") || said.Len() > 0 {
+		t.Errorf("%v, log %q", err, said.String())
+	}
+	if n := len(p.Sessions(strings.Repeat("e", 32))); n != 0 {
+		t.Errorf("%d sessions", n)
+	}
+	c, w := pair(t)
+	if _, err := p.Start(t.Context(), testLease("e", 0), request("e"), w, gpus(0)); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := c.hello(); err != nil {
+		t.Error(err)
 	}
 }
 

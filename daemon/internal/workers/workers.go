@@ -253,7 +253,11 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 	st.Compress = p.cfg.Compress
 	st.Hello.Kind = r.Kind // the client must keep to this kind: others counts the sessions by it
 	if err := p.launch(ctx, s, l, st, conn, gpus); err != nil {
-		p.log.Error("session not started", "lease", l.ID, "error", err)
+		level := slog.LevelError
+		if errors.Is(err, errCancelled) { // nothing has failed, and the client asks again
+			level = slog.LevelInfo
+		}
+		p.log.Log(ctx, level, "session not started", "lease", l.ID, "error", err)
 		p.mu.Lock()
 		s.why = "not started"
 		p.mu.Unlock()
@@ -324,7 +328,10 @@ func (p *Pool) claim(l lease.Lease, r lease.SessionRequest) (*session, error) {
 	return s, nil
 }
 
-// launch gives a claimed session a process and its client.
+// errCancelled is the error of a start whose context has ended.
+var errCancelled = errors.New("the start was cancelled: the daemon is stopping, or the lease is ending")
+
+// launch gives a claimed session a process and its client. If ctx ends first, the error is errCancelled.
 func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *control.Start, conn *os.File, gpus []lease.GPU) error {
 	proc, err := p.take(gpus)
 	if err != nil {
@@ -386,6 +393,9 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	stop := context.AfterFunc(ctx, func() { _ = proc.Cmd.Process.Kill() })
 	defer stop()
 	if err := proc.Await(time.Now().Add(bindTime)); err != nil {
+		if ctx.Err() != nil {
+			return errCancelled
+		}
 		return err
 	}
 	p.mu.Lock()
