@@ -26,6 +26,7 @@ func (s *session) newContext(dev int, flags *uint32) (*cudaContext, int32) {
 		s.violation(fmt.Sprintf("the session has no turns on device %d", dev))
 		return nil, C.CUDA_ERROR_DEVICE_UNAVAILABLE
 	}
+	s.gates.AwaitPaid(dev)
 	s.awaitArrived(true) // other streams are not ordered behind the new context's
 	if !s.mem.chargeContext(dev) {
 		return nil, C.CUDA_ERROR_OUT_OF_MEMORY

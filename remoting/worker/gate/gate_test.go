@@ -2,6 +2,7 @@ package gate
 
 import (
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -258,6 +259,59 @@ func TestOverran(t *testing.T) {
 		if c.Lease == "one" && (c.Owes < 700*time.Millisecond || c.Longest != 4*time.Second) {
 			t.Errorf("%+v", c)
 		}
+	}
+}
+
+// sleeper is a clock on which sleeping takes its time.
+type sleeper struct{ turnstest.Clock }
+
+func (c *sleeper) Wait(_ *uint32, _ uint32, until int64, _ bool) { c.T = max(c.T, until) }
+
+// A lease that owes time makes no context while others want the GPU: not before its share has paid for that, or they want nothing
+// for a while.
+func TestAwaitPaid(t *testing.T) {
+	b, clock := turnstest.Schedule(t, turns.Site{}), &sleeper{turnstest.Clock{T: 1e12}}
+	set := testSet(&fake{})
+	thief := turnstest.Tenant(t, b, "one", turns.Policy{Kind: turns.Fixed, Weight: 1000})
+	late := turnstest.Member(t, b, thief, clock)
+	set.Open(0, turnstest.Member(t, b, thief, clock), clock, IdleTime)
+	t.Cleanup(set.Quit)
+	other := turnstest.Member(t, b, turnstest.Tenant(t, b, "two", turns.Policy{Kind: turns.Fixed, Weight: 9000}), clock)
+	waits := func(dev int) time.Duration {
+		from := clock.T
+		set.AwaitPaid(dev)
+		return time.Duration(clock.T - from)
+	}
+	if d := waits(0) + waits(1); d != 0 {
+		t.Errorf("nothing is owed: %v", d)
+	}
+	other.Request()
+	if turn, err := other.Wait(new(atomic.Bool)); err != nil || !other.Enter(turn) {
+		t.Fatalf("no turn: %v", err)
+	}
+	late.SetOverdue(clock.T)
+	for range 3000 {
+		clock.T += gms
+		late.Debit(clock.T-gms, clock.T)
+	}
+	late.SetOverdue(0)
+	// A tenth of the GPU pays 3 s in 30 s. 3 of them are over, and it had not used its share in the second before.
+	if d := waits(0); d < 25*time.Second || d > 28*time.Second {
+		t.Errorf("3 s of the GPU were paid by 10 %% of it in %v", d)
+	}
+	if d := waits(0); d != 0 {
+		t.Errorf("paid: %v", d)
+	}
+	late.SetOverdue(clock.T)
+	for range 3000 {
+		clock.T += gms
+		late.Debit(clock.T-gms, clock.T)
+	}
+	late.SetOverdue(0)
+	other.Done(other.Turn())
+	other.Withdraw()
+	if d := waits(0); d != quietLooks*time.Duration(debtNap) {
+		t.Errorf("nobody else wants the GPU: %v", d)
 	}
 }
 

@@ -97,6 +97,33 @@ func (s *Set) Use(dev int, ctx uint64) {
 // Inside says whether the executor is inside of a gate.
 func (s *Set) Inside() bool { return s.inside != nil }
 
+// A session that waits for its lease's debt to be paid looks every debtNap whether others still want the GPU. They do
+// not if that is so quietLooks times in a row: programs pause between their launches.
+const (
+	debtNap    = int64(20 * time.Millisecond)
+	quietLooks = 5
+)
+
+// AwaitPaid waits while the lease owes time of a device's GPU and others want that GPU. It comes before a context is made there, for which the
+// driver stops everybody's work for tens of milliseconds that nobody is charged for. The programs of a lease in debt, whose sessions are
+// ended and begin again, would take that time again and again.
+func (s *Set) AwaitPaid(dev int) {
+	if !s.Has(dev) {
+		return
+	}
+	g := s.gates[dev]
+	for quiet := 0; quiet < quietLooks && !g.stop.Load(); quiet++ {
+		until, now := g.member.Indebted(), g.clock.Now()
+		if until <= now {
+			return
+		}
+		if g.member.Contended() {
+			quiet = -1
+		}
+		g.clock.Wait(nil, 0, min(until, now+debtNap), false)
+	}
+}
+
 // StepOut ends the executor's stay inside of a gate, if it is in one. The executor calls it before
 // anything but a launch that may take long: no turn ends while the executor is inside.
 func (s *Set) StepOut() {

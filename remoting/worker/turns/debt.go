@@ -286,6 +286,19 @@ func (m *Member) Debit(from, to int64) bool {
 	return true
 }
 
+// Indebted returns the time of the clock, ns, until which the lease's share pays for time that it owes; 0 if it owes none.
+func (m *Member) Indebted() int64 {
+	if m.ended() {
+		return 0
+	}
+	var v view
+	m.p.load(&v, m.clock.Now())
+	if v.owes(m.tenant) == 0 {
+		return 0
+	}
+	return v.tenants[m.tenant].owed
+}
+
 // Exceeds says whether this session has to end because of its work on the GPU outside of turns. It
 // also returns what the lease owes, and the site's limit. late is for how long there has been such
 // work of this session while others waited. The lease may owe as much, and a turn.
