@@ -49,7 +49,12 @@ func Check(ctx context.Context, cfg *config.Config, table *Table, why error, s S
 	}
 	var err error
 	if c.conf, err = s.Config(ctx); err != nil {
-		c.add("slurmctld", rpc.Fail, err.Error(), "see that scontrol works here; slurm.bin and slurm.conf in sluice.yaml say where Slurm is")
+		text := err.Error()
+		// scontrol of 24.11 and later tries again for longer than it is waited for.
+		if errors.Is(err, context.DeadlineExceeded) || strings.Contains(text, "Unable to contact slurm controller") {
+			text = "slurmctld does not answer: " + text
+		}
+		c.add("slurmctld", rpc.Fail, text, "see that it runs, and that scontrol works here; slurm.bin and slurm.conf in sluice.yaml say where Slurm is")
 		return c.out
 	}
 	c.cluster()

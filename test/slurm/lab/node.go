@@ -298,7 +298,9 @@ func pidsIn(ns, name string) []int {
 			continue
 		}
 		comm, err := os.ReadFile(d + "/comm")
-		if err == nil && (name == "" || strings.TrimSpace(string(comm)) == name) && startTime(pid) != 0 {
+		// A slurmctld that has started itself anew, as scontrol reconfigure has it do from Slurm 23.11 on, goes by the file that Debian's link leads to.
+		is := strings.TrimSuffix(strings.TrimSpace(string(comm)), "-wlm")
+		if err == nil && (name == "" || is == name) && startTime(pid) != 0 {
 			out = append(out, pid)
 		}
 	}
