@@ -20,7 +20,7 @@ SHIM_OLD := $(if $(SAN),,-fno-stack-protector -U_FORTIFY_SOURCE)
 SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread -fno-plt -mtls-dialect=gnu2 \
 	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
 
-SHIM_SRC := session send resume wait receive print stats timeline waits entry errlog coredump checkpoint notify managedbatch attention route place peeraccess delivery connect forms conf exchange lease log codec shmring handles error errstate device ctx ctxprops ctxlocal upload compress throughput stream capture event hostfn export_tables compilecache integrity procaddr \
+SHIM_SRC := session send resume wait receive print stats timeline waits entry errlog coredump checkpoint notify managedbatch attention route place peeraccess delivery connect forms conf exchange lease log codec shmring handles error errstate device ctx ctxprops ctxlocal upload bulk bulkup bulkdown compress throughput stream capture event hostfn export_tables compilecache integrity procaddr \
 	load jit link module kernel fatbin sha256 version launch legacy ranges guard memory hostmem hostpool operand fill copy copy3d vmm occupancy profiler graph graphnode graphhost graphread pool ipc tensormap texref green mapped pointers mirror ahead changes trap managed \
 	poller area shared staged nccl transfer gen_stubs gen_exports gen_names gen_forms gen_fingerprint
 SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o)

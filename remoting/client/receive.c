@@ -317,6 +317,7 @@ void *sl_receiver(void *arg)
 	sl_die(CUDA_ERROR_DEVICE_UNAVAILABLE, "receiver ended");
 	while (sl_exiting()) /* threads that wait end with the process, and see no error before (end_sessions) */
 		pause();
+	sl_delivery_settle();
 	sl_waiters_end(t);
 	sl_delivery_wake();
 	return NULL;
