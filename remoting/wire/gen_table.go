@@ -582,7 +582,7 @@ type Hello struct {
 	PID         uint32   // process id
 	UID         uint32   // user id; a claim, not an identity
 	Features    uint32   // bit 0: shared memory wanted; bit 1: the client can make a lost connection again; bit 2: it can compress
-	Mem         uint64   // lease: device memory wished on each device; 0: all the worker offers. attach: number of the session, from RESUMABLE
+	Mem         uint64   // lease: device memory wished on each device; 0: all the worker offers. attach: number of the session, from RESUMABLE; bulk: from BULK_OPEN
 	Program     string   // program name
 }
 
@@ -3756,7 +3756,7 @@ const LeaseRequestSize = 64
 // LeaseRequest: what a client sends.
 type LeaseRequest struct {
 	Version  uint32 // 1
-	Kind     uint32 // kind of session, compute or observe; the HELLO that follows must say the same. For attach the number of the session from bit 8, for trace that of its process
+	Kind     uint32 // kind of session, compute or observe; the HELLO that follows must say the same. For attach and bulk the number of the session from bit 8, for trace that of its process
 	Owner    uint32 // 0 to n - 1, in the order of the lease's fractions
 	Features uint32 // 0
 	Program  string // program name

@@ -90,6 +90,10 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	if s.ipc.exports != nil {
 		s.ipc.exports.OnAttach(c.attachable())
 		s.ipc.exports.OnTrace(s.traceTo)
+		if !s.shm {
+			s.bulk.most = int(min(st.Bulk, wire.MaxBulk))
+		}
+		s.ipc.exports.OnBulk(s.bulk.take)
 	}
 	if !c.welcome(&s.snap, st.Hello.Fingerprint == apiFingerprint) {
 		return nil
