@@ -51,7 +51,6 @@ struct sl_bulk {
 	/* bulkup.c */
 	struct sl_bulk_job *job;
 	uint64_t number;	/* of the last part */
-	unsigned dropped;	/* parts that were sent and not answered */
 	uint32_t work, change;	/* futexes: there may be something to send; something else has changed */
 	unsigned work_waits, change_waits;
 };
@@ -100,6 +99,8 @@ void sl_bulk_wait(struct sl_bulk *b, uint32_t *futex, unsigned *waits, int64_t m
 /* Wakes who waits so. Called with the lock held. */
 void sl_bulk_wake(uint32_t *futex, const unsigned *waits);
 
+#ifndef SL_BULK_IDLE_MS
 #define SL_BULK_IDLE_MS 10000	/* a connection that was not used for so long is closed */
+#endif
 
 #endif

@@ -45,15 +45,6 @@ _Static_assert(SL_MAX_BULK * UNANSWERED < ROOM && SL_MAX_BULK * UNANSWERED < SL_
 
 /* ---- a connection ---- */
 
-/*
- * Whether parts may be sent. The worker remembers the parts that may still arrive and will not be used, and not many of them. So a session
- * that has lost so many goes on without bulk connections to the worker.
- */
-static bool usable(const struct sl_bulk *b)
-{
-	return b->up[SL_BULK_TO_WORKER] && b->dropped + b->lines * UNANSWERED <= SL_MAX_BULK_DROPS;
-}
-
 enum todo { SEND, READ, END };
 
 /* What a connection with n unanswered parts is to do next. A part to send is at *p. */
@@ -71,7 +62,7 @@ static enum todo next(struct sl_bulk_line *l, unsigned n, struct part *p)
 			what = END;
 		if (sl_ended() || n == UNANSWERED)
 			break;
-		if (j && j->next < j->n && j->out + j->ndone < ROOM && usable(b)) {
+		if (j && j->next < j->n && j->out + j->ndone < ROOM) {
 			size_t left_over = j->n - j->next;
 
 			*p = (struct part){ .from = j->src + j->next, .at = j->next, .number = ++b->number, .state = UNSENT,
@@ -100,7 +91,6 @@ static void give(struct sl_bulk *b, const struct part *p, unsigned n)
 	for (unsigned i = 0; i < n; i++) {
 		j->done[j->ndone++] = p[i];
 		j->out--;
-		b->dropped += p[i].state == LOST;
 	}
 	sl_bulk_wake(&b->change, &b->change_waits);
 }
@@ -199,7 +189,7 @@ static unsigned collect(struct sl_bulk *b, struct sl_bulk_job *j, struct part *t
 	for (unsigned i = 0; i < n; i++)
 		to[i] = j->done[i];
 	j->ndone = 0;
-	if (!n && j->next < j->n && !usable(b)) {
+	if (!n && j->next < j->n && !b->up[SL_BULK_TO_WORKER]) {
 		size_t left = j->n - j->next;
 
 		to[n++] = (struct part){ .from = j->src + j->next, .at = j->next, .state = UNSENT,
