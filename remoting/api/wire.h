@@ -724,7 +724,7 @@ struct wire_bulk_part {
 	uint64_t number;
 	uint64_t offset;
 	uint32_t size;
-	uint8_t zero1[4];
+	uint32_t after;
 };
 _Static_assert(sizeof(struct wire_bulk_part) == 24, "BULK_PART");
 

@@ -31,7 +31,7 @@ const struct sl_form sl_forms[] = {
 	{ 0x12be4876, 0xb99bdfcc, 10, "cuArrayGetPlane" },
 	{ 0x130307f1, 0x8540074e, SL_NO_OP, "session LEASE" },
 	{ 0x138f5294, 0xfc017f28, 552, "cuTexRefSetAddressMode" },
-	{ 0x139cd5ad, 0x95fe22b0, SL_NO_OP, "message BULK_PART" },
+	{ 0x139cd5ad, 0x1f10e51a, SL_NO_OP, "message BULK_PART" },
 	{ 0x13ca4616, 0xc0438651, 182, "cuGraphEventWaitNodeSetEvent" },
 	{ 0x13d8e9a7, 0xf59ec463, 112, "cuEventDestroy_v2" },
 	{ 0x141ad0a9, 0xf8eef2fe, 221, "cuGraphMemAllocNodeGetParams" },

@@ -3375,6 +3375,7 @@ type BulkPart struct {
 	Number uint64 // to the worker: of the part, never used before in the session. To the client: the delivery's id
 	Offset uint64 // to the client: of the bytes in the delivery. To the worker: 0
 	Size   uint32 // 1 to 1 MiB
+	After  uint32 // to the client: how many DATA and HOST frames of the session were sent before, modulo 2^32. To the worker: 0
 }
 
 // Encode appends the message to e.
@@ -3394,7 +3395,7 @@ func (m *BulkPart) put(b []byte) {
 	binary.LittleEndian.PutUint64(b[0:], m.Number)
 	binary.LittleEndian.PutUint64(b[8:], m.Offset)
 	binary.LittleEndian.PutUint32(b[16:], m.Size)
-	clear(b[20:24])
+	binary.LittleEndian.PutUint32(b[20:], m.After)
 }
 
 func (m *BulkPart) get(b []byte) {
@@ -3402,6 +3403,7 @@ func (m *BulkPart) get(b []byte) {
 	m.Number = binary.LittleEndian.Uint64(b[0:])
 	m.Offset = binary.LittleEndian.Uint64(b[8:])
 	m.Size = binary.LittleEndian.Uint32(b[16:])
+	m.After = binary.LittleEndian.Uint32(b[20:])
 }
 
 // BulkTakenSize is the size of a BulkTaken, in bytes.

@@ -501,8 +501,8 @@ func (b *bulk) readParts(c *bulkConn) error {
 // parseBulkPart reads what begins a part to the device.
 func parseBulkPart(h *[wire.BulkPartSize]byte) (m wire.BulkPart, err error) {
 	m.Decode(wire.NewDecoder(h[:]))
-	if zero := binary.LittleEndian.Uint32(h[20:]); m.Size == 0 || m.Size > wire.MaxBulkPart || m.Offset != 0 || zero != 0 {
-		return m, fmt.Errorf("part %d of %d bytes, with %#x and %#x where 0 belongs", m.Number, m.Size, m.Offset, zero)
+	if m.Size == 0 || m.Size > wire.MaxBulkPart || m.Offset != 0 || m.After != 0 {
+		return m, fmt.Errorf("part %d of %d bytes, with %#x and %#x where 0 belongs", m.Number, m.Size, m.Offset, m.After)
 	}
 	return m, nil
 }

@@ -32,7 +32,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x12be4876, Sum: 0xb99bdfcc}, // cuArrayGetPlane
 	{ID: 0x130307f1, Sum: 0x8540074e}, // session LEASE
 	{ID: 0x138f5294, Sum: 0xfc017f28}, // cuTexRefSetAddressMode
-	{ID: 0x139cd5ad, Sum: 0x95fe22b0}, // message BULK_PART
+	{ID: 0x139cd5ad, Sum: 0x1f10e51a}, // message BULK_PART
 	{ID: 0x13ca4616, Sum: 0xc0438651}, // cuGraphEventWaitNodeSetEvent
 	{ID: 0x13d8e9a7, Sum: 0xf59ec463}, // cuEventDestroy_v2
 	{ID: 0x141ad0a9, Sum: 0xf8eef2fe}, // cuGraphMemAllocNodeGetParams
