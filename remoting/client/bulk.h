@@ -53,6 +53,10 @@ struct sl_bulk {
 	uint64_t number;	/* of the last part */
 	uint32_t work, change;	/* futexes: there may be something to send; something else has changed */
 	unsigned work_waits, change_waits;
+
+	/* bulkdown.c; atomic */
+	uint32_t wrote;		/* futex: frames that the receiver has written to the program's memory */
+	uint32_t wrote_waits;
 };
 
 /* What SLUICE_BULK and this machine allow a session whose frames go over a socket, or NULL. */
@@ -78,6 +82,9 @@ struct sl_bulk_copy {
 	CUresult (*plain)(void *arg, const struct sl_bulk_copy *c, size_t at, size_t n, bool last);
 	void *arg;
 };
+
+/* The receiver has written a DATA or HOST frame to the program's memory. */
+void sl_bulk_wrote(struct sl_bulk *b);
 
 /* Copies to the device. On return no thread reads src any more. */
 CUresult sl_bulk_upload(struct sl_peer *t, const struct sl_bulk_copy *c);

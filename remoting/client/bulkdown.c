@@ -1,10 +1,12 @@
 /*
  * Copies from the device by bulk connections. The thread of a connection reads a part's head, has delivery.c check that the program's
- * memory there is to be written to, reads the bytes straight into it, and answers. The receiver, which ends a delivery with its last
+ * memory there is to be written to, reads the bytes straight into it, and answers. The part says
+ * how many frames with bytes were sent before it, which are waited for: they may be of an earlier copy to the same memory. The receiver, which ends a delivery with its last
  * frame, ends such a read as well (delivery.h). Memory is touched in system calls alone, so memory that is protected ends the
  * connection, and the worker sends the bytes in frames.
  */
 #include "bulk.h"
+#include "deadline.h"
 #include "delivery.h"
 #include "log.h"
 #include "peer.h"
@@ -103,6 +105,32 @@ static bool answer(int fd, const struct wire_bulk_part *h)
 	return true;
 }
 
+void sl_bulk_wrote(struct sl_bulk *b)
+{
+	__atomic_fetch_add(&b->wrote, 1, __ATOMIC_SEQ_CST);
+	if (__builtin_expect(__atomic_load_n(&b->wrote_waits, __ATOMIC_SEQ_CST), 0))
+		sl_futex_wake(&b->wrote);
+}
+
+/*
+ * Waits for frames that were sent before a part and may still be on their way over the other connection. False: they do not come
+ * soon, and the worker should send the bytes in their place behind them.
+ */
+static bool in_order(struct sl_peer *t, uint32_t after)
+{
+	const struct timespec look = { 0, 100000000 };
+	int64_t until = sl_now_ms() + t->keepalive_ms;
+	struct sl_bulk *b = t->bulk;
+	uint32_t seen;
+	bool good;
+
+	__atomic_fetch_add(&b->wrote_waits, 1, __ATOMIC_SEQ_CST);
+	while (!(good = (int32_t)((seen = __atomic_load_n(&b->wrote, __ATOMIC_SEQ_CST)) - after) >= 0) && !sl_ended() && sl_now_ms() < until)
+		sl_futex_wait(&b->wrote, seen, &look);
+	__atomic_fetch_sub(&b->wrote_waits, 1, __ATOMIC_SEQ_CST);
+	return good;
+}
+
 /* Receives one part. */
 static bool take(struct sl_bulk_line *l)
 {
@@ -113,8 +141,12 @@ static bool take(struct sl_bulk_line *l)
 
 	if (!read_all(w.fd, &h, sizeof h))
 		return false;
-	if (!h.size || h.size > SL_MAX_BULK_PART || h.number > UINT32_MAX || h.zero1[0] || h.zero1[1] || h.zero1[2] || h.zero1[3]) {
+	if (!h.size || h.size > SL_MAX_BULK_PART || h.number > UINT32_MAX) {
 		sl_log(SL_WARN, "malformed part of a copy from the device");
+		return false;
+	}
+	if (!in_order(l->t, h.after)) {
+		sl_log(SL_DEBUG, "a part of a copy from the device came long before frames that were sent earlier");
 		return false;
 	}
 	switch (sl_delivery_write(&w, (uint32_t)h.number, h.offset, h.size, &d)) {
@@ -127,11 +159,8 @@ static bool take(struct sl_bulk_line *l)
 	case SL_WRITE_NONE:
 		good = discard(w.fd, h.size);
 		break;
-	case SL_WRITE_BEYOND:
-		sl_log(SL_WARN, "a part of a copy from the device is beyond the memory that it was asked for");
-		return false;
 	default:
-		sl_log(SL_DEBUG, "a part of a copy from the device came long before an earlier copy to the same memory was complete");
+		sl_log(SL_WARN, "a part of a copy from the device is beyond the memory that it was asked for");
 		return false;
 	}
 	return good && answer(w.fd, &h);

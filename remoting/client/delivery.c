@@ -18,22 +18,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "deadline.h"
 #include "delivery.h"
 #include "session.h"
 #include "waits.h"
 
 #define MAX_OPEN (1u << 16)
-#define EARLY_MS 200	/* how long a part waits for an earlier delivery */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sl_delivery *all;
 static uint32_t count, hint;
 static uint32_t open;	/* futex: how many are open */
-static uint64_t last_seq;
 static struct sl_writer *writers;
-static uint32_t changes;	/* futex: a writer has left, or a delivery has ended, while somebody waits for that */
-static unsigned change_waits;
+static uint32_t left;	/* futex: how often a writer has left */
+static unsigned leave_waits;
 
 /* Waits until the number of open deliveries differs from seen, or 100 ms have passed. */
 static void wait_change(uint32_t seen)
@@ -84,7 +81,6 @@ again:
 found:
 	d.busy = 1;
 	d.gen = all[i].gen + 1;
-	d.seq = ++last_seq;
 	all[i] = d;
 	hint = i + 1;
 	id = (i + 1) | (d.gen & 0x7fff) << 17;
@@ -125,30 +121,11 @@ bool sl_delivery_find(uint32_t id, struct sl_delivery *out)
 	return d;
 }
 
-/* Waits for a change for at most ms. Called with the lock held, which it gives up meanwhile. */
-static void wait_writers(int64_t ms)
-{
-	uint32_t seen = __atomic_load_n(&changes, __ATOMIC_RELAXED);
-
-	change_waits++;
-	pthread_mutex_unlock(&lock);
-	syscall(SYS_futex, &changes, FUTEX_WAIT_PRIVATE, seen, &(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL, 0);
-	pthread_mutex_lock(&lock);
-	change_waits--;
-}
-
-/* Called with the lock held. */
-static void changed(void)
-{
-	__atomic_fetch_add(&changes, 1, __ATOMIC_RELAXED);
-	if (change_waits)
-		syscall(SYS_futex, &changes, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-}
-
 /* Ends what is written to a delivery, or to any if id is 0. Called with the lock held. */
 static void end_writers(uint32_t id)
 {
 	for (;;) {
+		uint32_t seen = __atomic_load_n(&left, __ATOMIC_RELAXED);
 		bool any = false;
 
 		for (struct sl_writer *w = writers; w; w = w->next)
@@ -158,7 +135,11 @@ static void end_writers(uint32_t id)
 			}
 		if (!any)
 			return;
-		wait_writers(100);
+		leave_waits++;
+		pthread_mutex_unlock(&lock);
+		syscall(SYS_futex, &left, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+		pthread_mutex_lock(&lock);
+		leave_waits--;
 	}
 }
 
@@ -174,7 +155,6 @@ void sl_delivery_drop(uint32_t id)
 	if ((d = delivery_of(id))) {
 		d->busy = 0;
 		__atomic_fetch_sub(&open, 1, __ATOMIC_RELEASE);
-		changed();
 	}
 	pthread_mutex_unlock(&lock);
 	sl_delivery_wake();
@@ -244,36 +224,15 @@ unsigned sl_deliveries_open(void)
 	return __atomic_load_n(&open, __ATOMIC_ACQUIRE);
 }
 
-/* Whether an earlier delivery than d is open that may write to the same memory. Called with the lock held. */
-static bool earlier(const struct sl_delivery *d)
-{
-	uint64_t n = span(d);
-
-	for (uint32_t i = 0; i < count; i++)
-		if (all[i].busy && all[i].seq < d->seq && all[i].dst < d->dst + n && d->dst < all[i].dst + span(&all[i]))
-			return true;
-	return false;
-}
-
 enum sl_write sl_delivery_write(struct sl_writer *w, uint32_t id, uint64_t off, uint64_t n, struct sl_delivery *out)
 {
-	int64_t until = sl_now_ms() + EARLY_MS, left;
 	enum sl_write what;
 	struct sl_delivery *d;
 
 	pthread_mutex_lock(&lock);
-	for (;;) {
-		d = delivery_of(id);
-		/* Who ends the session says so first, and then ends those that write. */
-		what = !d || d->ending || sl_ended() ? SL_WRITE_NONE : off > d->n || n > d->n - off ? SL_WRITE_BEYOND : SL_WRITE_GO;
-		if (what != SL_WRITE_GO || __atomic_load_n(&open, __ATOMIC_RELAXED) == 1 || !earlier(d))
-			break;
-		what = SL_WRITE_EARLY;
-		left = until - sl_now_ms();
-		if (left <= 0)
-			break;
-		wait_writers(left);
-	}
+	d = delivery_of(id);
+	/* Who ends the session says so first, and then ends those that write. */
+	what = !d || d->ending || sl_ended() ? SL_WRITE_NONE : off > d->n || n > d->n - off ? SL_WRITE_BEYOND : SL_WRITE_GO;
 	if (what == SL_WRITE_GO) {
 		*out = *d;
 		w->id = id;
@@ -292,6 +251,8 @@ void sl_delivery_written(struct sl_writer *w)
 			*p = w->next;
 			break;
 		}
-	changed();
+	__atomic_fetch_add(&left, 1, __ATOMIC_RELAXED);
+	if (leave_waits)
+		syscall(SYS_futex, &left, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 	pthread_mutex_unlock(&lock);
 }

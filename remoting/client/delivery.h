@@ -29,7 +29,6 @@ struct sl_delivery {
 	uint8_t *dst;
 	uint64_t n;	/* packed bytes */
 	uint64_t pitch, slice, width, h;	/* width 0: linear */
-	uint64_t seq;	/* grows from delivery to delivery */
 	uint32_t busy;
 	uint32_t gen;
 	bool ending;	/* nobody may begin to write */
@@ -53,13 +52,9 @@ enum sl_write {
 	SL_WRITE_GO,		/* sl_delivery_written follows */
 	SL_WRITE_NONE,		/* there is no such delivery (any more) */
 	SL_WRITE_BEYOND,	/* it is smaller */
-	SL_WRITE_EARLY,		/* an earlier delivery to the same memory has not ended for some time */
 };
 
-/*
- * Before n bytes are written to a delivery from off on. Frames and parts travel on different connections, so an earlier delivery to the same
- * memory may still have bytes on the way: it is waited for.
- */
+/* Before n bytes are written to a delivery from off on. */
 enum sl_write sl_delivery_write(struct sl_writer *w, uint32_t id, uint64_t off, uint64_t n, struct sl_delivery *out);
 void sl_delivery_written(struct sl_writer *w);
 /* Ends what such threads write, since the session has ended. */

@@ -519,15 +519,23 @@ static bool closed(int fd)
 	return recv(fd, &c, 1, 0) <= 0;
 }
 
+static uint64_t bytes_in(void)
+{
+	return __atomic_load_n(&sl_stats.bulk_bytes_in, __ATOMIC_RELAXED);
+}
+
 /* A connection to the client; the worker's end. */
 static int connection(void)
 {
-	unsigned had = joined[1];
+	int fd;
 
 	forgive();
-	CHECK(ready(1));
-	WAIT_FOR(__atomic_load_n(&joined[1], __ATOMIC_ACQUIRE) > had && up(1) == 1);
-	return worker_end[had];
+	CHECK(!up(1) && ready(1));
+	WAIT_FOR(up(1) == 1);
+	pthread_mutex_lock(&lock);
+	fd = worker_end[joined[1] - 1];
+	pthread_mutex_unlock(&lock);
+	return fd;
 }
 
 static void downloads(void)
@@ -564,7 +572,7 @@ static void downloads(void)
 
 	/* What makes no sense ends the connection, and nothing is written. */
 	memset(to, 0, sizeof to);
-	for (int i = 0; i < 6; i++) {
+	for (int i = 0; i < 5; i++) {
 		struct wire_bulk_part h = { .number = id = sl_delivery_new(to, MIB), .size = (uint32_t)MIB };
 
 		if (i)
@@ -572,7 +580,6 @@ static void downloads(void)
 		h.offset = i == 0 ? 1 : i == 1 ? UINT64_MAX : 0;
 		h.size = i == 2 ? 0 : i == 3 ? (uint32_t)MIB + 1 : h.size;
 		h.number |= i == 4 ? (uint64_t)1 << 32 : 0;
-		h.zero1[3] = i == 5;
 		put(fd, &h, sizeof h);
 		(void)!send(fd, from, MIB, MSG_NOSIGNAL);
 		CHECK(closed(fd) && !memcmp(to, zero, sizeof to));
@@ -594,6 +601,7 @@ static void ending(void)
 	for (int i = 0; i < 20; i++) {
 		struct wire_bulk_part h = { .size = (uint32_t)MIB };
 		int64_t began = sl_now_ms();
+		uint64_t had = bytes_in();
 
 		memset(to, 0, sizeof to);
 		fd = connection();
@@ -601,7 +609,7 @@ static void ending(void)
 		put(fd, &h, sizeof h);
 		put(fd, from, 100000);
 		if (i % 2)
-			WAIT_FOR(__atomic_load_n(&to[50000], __ATOMIC_RELAXED));
+			WAIT_FOR(bytes_in() > had);
 		if (i % 4 < 2) {
 			sl_delivery_drop(id);
 		} else {
@@ -618,34 +626,42 @@ static void ending(void)
 	finish();
 }
 
-/* A part waits until earlier deliveries to its memory have ended, but not for long. */
+/* A part waits for the frames before it, but not for ever. */
 static void early(void)
 {
-	static uint8_t to[2 * MIB], from[100000]; /* which fit a socket */
-	uint32_t first, second, other;
+	static uint8_t to[100000], from[sizeof to];	/* which fit a socket */
+	struct wire_bulk_part h = { .size = sizeof from, .after = 2 };
+	uint64_t had;
+	uint32_t id;
 	int fd;
 
 	memset(from, 0x33, sizeof from);
 	begin("1", GOOD);
 	fd = connection();
-	other = sl_delivery_new(to + MIB, 10);
-	first = sl_delivery_new(to + 1000, 1000);
-	second = sl_delivery_new(to, sizeof from);
-	put_part(fd, second, 0, from, sizeof from);
+	h.number = id = sl_delivery_new(to, sizeof to);
+	had = bytes_in();
+	sl_bulk_wrote(peer.bulk);
+	put(fd, &h, sizeof h);
+	put(fd, from, sizeof from);
 	usleep(50000);
-	CHECK(!__atomic_load_n(&to[0], __ATOMIC_RELAXED));
-	sl_delivery_drop(first);
-	CHECK(taken(fd, second, 0) && !memcmp(to, from, sizeof from));
-	sl_delivery_drop(second);
-	first = sl_delivery_new(to + 1000, 1000);
-	second = sl_delivery_new(to, sizeof from);
+	CHECK(bytes_in() == had + sizeof h, "it is not read before");
+	sl_bulk_wrote(peer.bulk);
+	CHECK(taken(fd, id, 0) && !memcmp(to, from, sizeof from));
+	h.after = 3;
 	memset(to, 0, sizeof to);
-	struct wire_bulk_part h = { .number = second, .size = (uint32_t)MIB };
 	put(fd, &h, sizeof h);
 	CHECK(closed(fd) && !to[0], "the worker sends it in frames then");
-	sl_delivery_drop(first);
-	sl_delivery_drop(second);
-	sl_delivery_drop(other);
+	WAIT_FOR(!running(1));
+	peer.bulk->wrote = UINT32_MAX;
+	fd = connection();
+	for (h.after = UINT32_MAX - 5; h.after != 1; h.after++) { /* it passes through zero */
+		put(fd, &h, sizeof h);
+		put(fd, from, sizeof from);
+		if (!h.after)
+			sl_bulk_wrote(peer.bulk);
+		CHECK(taken(fd, id, 0));
+	}
+	sl_delivery_drop(id);
 	CHECK(!sl_deliveries_open());
 	finish();
 }
