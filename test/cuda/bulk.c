@@ -176,6 +176,7 @@ static void in_order(struct lane *l, uint8_t *p, uint8_t *q, size_t n)
 	memcpy(l->other, q, n);
 	memset(l->other + 1000, 0x77, half);
 	memcpy(l->other + 2000, p, half - 2000);
+	CHECK(cu_stream_sync(l->stream));
 	memset(q, 0, n);
 	fetch_small(l, q, l->dev, n);
 	same(q, l->other, n, "to the device, one after another");
