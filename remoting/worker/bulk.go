@@ -343,7 +343,7 @@ func (b *bulk) serve(fd int, raw bool) {
 		err = b.s.out.writeParts(c)
 	}
 	b.ended(c)
-	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
 		b.s.log.Debug("bulk connection ended", "error", err)
 	} else {
 		b.s.log.Warn("bulk connection given up", "error", err)

@@ -201,22 +201,19 @@ func TestBulkOutOrder(t *testing.T) {
 	const size = 8 << 20
 	dst := make([]byte, size)
 	slow := func() { time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond) }
-	k.mu.Lock()
-	k.onData = func(_ uint32, off int, b []byte) {
-		if rand.IntN(4) == 0 {
-			slow() // frames behind it wait as well, and parts that come after it
-		}
-		copy(dst[off:], b)
-	}
-	k.mu.Unlock()
-	for range 3 {
-		k.takeParts(func(*wire.BulkPart) bool { slow(); return true })
-	}
 	var srcs [][]byte
 	var at []uint64
 	for i := range 3 {
 		srcs = append(srcs, randomBytes(size, byte(20+i)))
 		at = append(at, k.upload(srcs[i]))
+	}
+	k.streamSync(0)
+	k.mu.Lock()
+	k.lag = slow
+	k.onData = func(_ uint32, off int, b []byte) { copy(dst[off:], b) }
+	k.mu.Unlock()
+	for range 3 {
+		k.takeParts(func(*wire.BulkPart) bool { slow(); return true })
 	}
 	want := make([]byte, size)
 	id := uint32(0)

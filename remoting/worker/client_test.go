@@ -203,6 +203,7 @@ type conn struct {
 	err     error
 	onHost  func(id uint32)
 	onData  func(id uint32, off int, b []byte) // in place of data
+	lag     func()                             // comes before a DATA frame is written
 	wrote   uint32                             // DATA and HOST frames
 	inData  int                                // bytes of DATA frames
 }
@@ -308,6 +309,11 @@ func (k *conn) frames() error {
 			return err
 		}
 		k.mu.Lock()
+		if lag := k.lag; lag != nil && h.Kind == wire.FrameData {
+			k.mu.Unlock()
+			lag()
+			k.mu.Lock()
+		}
 		switch h.Kind {
 		case wire.FrameReply:
 			k.replies[h.Call] = reply{h.Result, p}
