@@ -10,6 +10,7 @@
 #include "stream.h"
 #include "wait.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -18,8 +19,11 @@
 #define MOST 6			/* connections for each direction, unless SLUICE_BULK says so */
 #define PROCESSORS_LEAST 4	/* of this process, and likewise */
 #define TRIP_US 1000		/* a worker that takes longer to answer is far away, or busy */
+#define ASK_TIMES 2		/* the first time the worker may have to lock memory before it answers */
 #define ASK_AGAIN_MS 5000
+#define ASK_AGAIN_MOST_MS 60000
 #define CONNECT_MS 5000		/* patience, for each step */
+#define END_MS 100		/* that the end of the process takes at most */
 #define AGAIN_LEAST_MS 1000
 #define AGAIN_MOST_MS 60000
 
@@ -192,37 +196,51 @@ static int64_t now_us(void)
 	return t.tv_sec * (int64_t)1000000 + t.tv_nsec / 1000;
 }
 
-/* Asks the worker. Called with the lock held, which it gives up meanwhile. */
-static void ask(struct sl_bulk *b, const sl_buf *head)
+/* One question. *near: the answer came soon. */
+static CUresult ask_once(const sl_buf *head, struct wire_bulk_open_reply *a, bool *near)
 {
-	struct wire_bulk_open_reply a;
-	int64_t took = now_us();
+	int64_t began = now_us();
 	CUresult err;
 	sl_reply r;
 	sl_buf q;
-	bool good;
 
-	b->state = ASKING;
-	pthread_mutex_unlock(&b->lock);
 	sl_buf_init(&q);
 	q.to = head->to;
 	q.to_ctx = head->to_ctx;
 	err = sl_wait(CTL_BULK_OPEN, &q, &r);
-	took = now_us() - took;
-	sl_get_bytes(&r, &a, sizeof a);
-	good = !err && !r.bad;
+	*near = now_us() - began <= TRIP_US;
+	sl_get_bytes(&r, a, sizeof *a);
+	if (!err && r.bad)
+		err = CUDA_ERROR_UNKNOWN;
 	sl_reply_free(&r);
 	sl_buf_free(&q);
+	return err;
+}
+
+/* Asks the worker. Called with the lock held, which it gives up meanwhile. */
+static void ask(struct sl_bulk *b, const sl_buf *head)
+{
+	struct wire_bulk_open_reply a;
+	bool near = false;
+	CUresult err = CUDA_SUCCESS;
+
+	b->state = ASKING;
+	pthread_mutex_unlock(&b->lock);
+	for (int i = 0; i < ASK_TIMES && !err && !near; i++) {
+		err = ask_once(head, &a, &near);
+		near |= b->told;
+	}
 	pthread_mutex_lock(&b->lock);
-	if (err == CUDA_ERROR_NOT_SUPPORTED || (good && !a.most)) {
+	if (err == CUDA_ERROR_NOT_SUPPORTED || (!err && !a.most)) {
 		b->state = NONE;
-	} else if (good && (b->told || took <= TRIP_US)) {
+	} else if (!err && near) {
 		memcpy(b->key, a.key, sizeof b->key);
 		b->session = a.session;
 		b->lines = b->wants < a.most ? b->wants : a.most;
 		b->state = OPEN;
 	} else {
-		b->ask_again = sl_now_ms() + ASK_AGAIN_MS;
+		b->ask_nap = !b->ask_nap ? ASK_AGAIN_MS : b->ask_nap < ASK_AGAIN_MOST_MS / 2 ? 2 * b->ask_nap : ASK_AGAIN_MOST_MS;
+		b->ask_again = sl_now_ms() + b->ask_nap;
 		b->state = UNASKED;
 	}
 }
@@ -254,10 +272,16 @@ void sl_bulk_download(const sl_buf *head, uint64_t n)
 void sl_bulk_end(struct sl_peer *t)
 {
 	struct sl_bulk *b = t->bulk;
+	int64_t until = sl_now_ms() + END_MS;
 
 	if (!b)
 		return;
-	pthread_mutex_lock(&b->lock);
+	/* A process may end in a signal handler, which has interrupted the thread that holds the lock. */
+	while (pthread_mutex_trylock(&b->lock)) {
+		if (sl_exiting() && sl_now_ms() >= until)
+			return;
+		sched_yield();
+	}
 	for (unsigned d = 0; d < 2; d++)
 		for (unsigned i = 0; i < SL_MAX_BULK; i++)
 			if (b->line[d][i].up)

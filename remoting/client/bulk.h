@@ -41,7 +41,7 @@ struct sl_bulk {
 	bool told;		/* SLUICE_BULK says how many; constant */
 	pthread_mutex_t lock;
 	uint32_t state;		/* what the worker has said: bulk.c */
-	int64_t ask_again;	/* ms */
+	int64_t ask_again, ask_nap; /* ms */
 	uint8_t key[16];	/* constant from here on once a connection is being made */
 	uint32_t session;
 	unsigned lines;		/* connections for each direction that the worker allows, too */
