@@ -5,12 +5,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
@@ -371,4 +375,70 @@ func TestBulkContexts(t *testing.T) {
 		}
 		k.free(own)
 	}
+}
+
+// FuzzBulk is what may come over a bulk connection to the device: nothing but the key is welcomed, and when the connection has ended, all
+// slots are free but those of the parts that were taken.
+func FuzzBulk(f *testing.F) {
+	key := [16]byte{1, 2, 3}
+	hello := func(kind uint32) []byte {
+		h := testHello(kind)
+		var b [wire.HelloSize]byte
+		h.Encode(&b)
+		return b[:]
+	}
+	begin := func(direction uint32) []byte { return cat(hello(wire.SessionBulk), key[:], u32(direction), u32(0)) }
+	part := func(number uint64, size int) []byte {
+		return append(partHead(number, 0, uint32(size), 0), make([]byte, size)...)
+	}
+	f.Add(cat(begin(0), part(1, 1), part(2, 100), part(3, 5)), true, uint64(2))
+	f.Add(cat(begin(0), part(1, 1), part(1, 1)), true, uint64(1))
+	f.Add(cat(begin(0), part(1, 100)[:60]), true, uint64(1))
+	f.Add(cat(begin(0), partHead(1, 0, 0, 0)), true, uint64(1))
+	f.Add(cat(begin(0), partHead(1, 1, 1, 1)), true, uint64(1))
+	f.Add(begin(1), true, uint64(1))
+	f.Add(begin(2), true, uint64(1))
+	f.Add(cat(hello(wire.SessionAttach), key[:], u64(0)), true, uint64(1))
+	f.Add(cat(make([]byte, 16), u64(0), part(1, 1)), false, uint64(1))
+	f.Add(cat(key[:], u64(0), part(1, 1)), false, uint64(1))
+	loadFakeDriver(f)
+	s, acct := fakeSession(f, nil, nil)
+	f.Cleanup(func() { s.rd.Close(); acct.Close() })
+	b := &s.bulk
+	b.most = 1
+	if err := b.prepare(); err != nil {
+		f.Fatal(err)
+	}
+	b.key = key
+	f.Fuzz(func(t *testing.T, in []byte, raw bool, drop uint64) {
+		fd, far := socketPair(t)
+		if err := unix.SetsockoptInt(far, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<20); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = unix.SendmsgN(far, in, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		_ = unix.Shutdown(far, unix.SHUT_WR)
+		b.asking++
+		done := make(chan struct{})
+		go func() { b.serve(fd, raw); close(done) }()
+		b.drop(drop)
+		for over := false; !over; {
+			select {
+			case <-done:
+				over = true
+			case <-time.After(time.Millisecond): // more parts may come than there are slots
+			}
+			b.mu.Lock()
+			taken := slices.Collect(maps.Keys(b.parts))
+			b.mu.Unlock()
+			for _, n := range taken {
+				b.drop(n)
+			}
+		}
+		unix.Close(far)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if len(b.free) != bulkSlots || len(b.parts)+len(b.busy)+len(b.arriving)+len(b.conns)+len(b.drops)+b.open[0]+b.open[1]+b.asking+s.out.up != 0 {
+			t.Fatalf("%d slots are free, %d parts, %d busy, %d arriving, connections %v %v, %d drops, %d asking, %d up", len(b.free), len(b.parts), len(b.busy), len(b.arriving), b.conns, b.open, len(b.drops), b.asking, s.out.up)
+		}
+	})
 }
