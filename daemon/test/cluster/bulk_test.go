@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/site"
 	"github.com/sluice-hpc/sluice/remoting/api"
 	"github.com/sluice-hpc/sluice/remoting/wire"
@@ -65,17 +66,11 @@ func TestBulk(t *testing.T) {
 			if err := p.Wait(ctx); err != nil {
 				t.Errorf("the program: %v", err)
 			}
-			if got, err := owned(s.Owners[0]); err != nil || got != 2 {
-				t.Errorf("%d sessions were begun, %v", got, err)
+			if got := audited(t, s.Owners[0], audit.SessionOpen); got != 2 {
+				t.Errorf("%d sessions were begun", got)
 			}
 		})
 	}
-}
-
-// owned counts the sessions that an owner's audit log says were begun.
-func owned(o *site.Daemon) (int, error) {
-	b, err := os.ReadFile(o.Audit)
-	return strings.Count(string(b), `"session-open"`), err
 }
 
 // bulkClient is the client of a session.
