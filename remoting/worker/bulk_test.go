@@ -341,6 +341,42 @@ func TestBulkStalls(t *testing.T) {
 	put(t, idle, 3, make([]byte, 10))
 }
 
+// A copy of a part that fails does so as a COPY_IN: the client is told, and the next wait. It keeps no slot, whatever it fails for.
+func TestBulkFailed(t *testing.T) {
+	k := startBulk(t, nil)
+	c := k.mustOpen(wire.BulkToWorker)
+	src, dst := randomBytes(1000, 4), k.mustAlloc(1000)
+	number := uint64(0)
+	for name, bad := range map[string]func(){
+		"address": func() { k.copyPart(1<<50, number, len(src), 0) },
+		"stream":  func() { k.copyPart(dst, number, len(src), 99) },
+		"context": func() {
+			k.write(wire.Request{Op: wire.OpCopyInBulk, Ctx: 77}, u64(dst), u64(number), u32(0), u32(0), u32(uint32(len(src))), u32(0))
+		},
+	} {
+		for range bulkSlots + 1 {
+			number++
+			put(t, c, number, src)
+			bad()
+		}
+		if r := k.streamSync(0); r.result == 0 {
+			t.Errorf("%s: the wait returned no error", name)
+		}
+		k.mu.Lock()
+		if len(k.errs) != bulkSlots+1 {
+			t.Errorf("%s: %d errors", name, len(k.errs))
+		}
+		k.errs = nil
+		k.mu.Unlock()
+	}
+	number++
+	put(t, c, number, src)
+	k.copyPart(dst, number, len(src), 0)
+	if got := k.copyOut(dst, len(src), 0, 1); !bytes.Equal(got, src) {
+		t.Error("bytes differ")
+	}
+}
+
 // A context ends between parts and their commands, the one in which the slots are registered as well.
 func TestBulkContexts(t *testing.T) {
 	k := startBulk(t, nil)
