@@ -5,12 +5,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
@@ -337,6 +341,42 @@ func TestBulkStalls(t *testing.T) {
 	put(t, idle, 3, make([]byte, 10))
 }
 
+// A copy of a part that fails does so as a COPY_IN: the client is told, and the next wait. It keeps no slot, whatever it fails for.
+func TestBulkFailed(t *testing.T) {
+	k := startBulk(t, nil)
+	c := k.mustOpen(wire.BulkToWorker)
+	src, dst := randomBytes(1000, 4), k.mustAlloc(1000)
+	number := uint64(0)
+	for name, bad := range map[string]func(){
+		"address": func() { k.copyPart(1<<50, number, len(src), 0) },
+		"stream":  func() { k.copyPart(dst, number, len(src), 99) },
+		"context": func() {
+			k.write(wire.Request{Op: wire.OpCopyInBulk, Ctx: 77}, u64(dst), u64(number), u32(0), u32(0), u32(uint32(len(src))), u32(0))
+		},
+	} {
+		for range bulkSlots + 1 {
+			number++
+			put(t, c, number, src)
+			bad()
+		}
+		if r := k.streamSync(0); r.result == 0 {
+			t.Errorf("%s: the wait returned no error", name)
+		}
+		k.mu.Lock()
+		if len(k.errs) != bulkSlots+1 {
+			t.Errorf("%s: %d errors", name, len(k.errs))
+		}
+		k.errs = nil
+		k.mu.Unlock()
+	}
+	number++
+	put(t, c, number, src)
+	k.copyPart(dst, number, len(src), 0)
+	if got := k.copyOut(dst, len(src), 0, 1); !bytes.Equal(got, src) {
+		t.Error("bytes differ")
+	}
+}
+
 // A context ends between parts and their commands, the one in which the slots are registered as well.
 func TestBulkContexts(t *testing.T) {
 	k := startBulk(t, nil)
@@ -371,4 +411,70 @@ func TestBulkContexts(t *testing.T) {
 		}
 		k.free(own)
 	}
+}
+
+// FuzzBulk is what may come over a bulk connection to the device: nothing but the key is welcomed, and when the connection has ended, all
+// slots are free but those of the parts that were taken.
+func FuzzBulk(f *testing.F) {
+	key := [16]byte{1, 2, 3}
+	hello := func(kind uint32) []byte {
+		h := testHello(kind)
+		var b [wire.HelloSize]byte
+		h.Encode(&b)
+		return b[:]
+	}
+	begin := func(direction uint32) []byte { return cat(hello(wire.SessionBulk), key[:], u32(direction), u32(0)) }
+	part := func(number uint64, size int) []byte {
+		return append(partHead(number, 0, uint32(size), 0), make([]byte, size)...)
+	}
+	f.Add(cat(begin(0), part(1, 1), part(2, 100), part(3, 5)), true, uint64(2))
+	f.Add(cat(begin(0), part(1, 1), part(1, 1)), true, uint64(1))
+	f.Add(cat(begin(0), part(1, 100)[:60]), true, uint64(1))
+	f.Add(cat(begin(0), partHead(1, 0, 0, 0)), true, uint64(1))
+	f.Add(cat(begin(0), partHead(1, 1, 1, 1)), true, uint64(1))
+	f.Add(begin(1), true, uint64(1))
+	f.Add(begin(2), true, uint64(1))
+	f.Add(cat(hello(wire.SessionAttach), key[:], u64(0)), true, uint64(1))
+	f.Add(cat(make([]byte, 16), u64(0), part(1, 1)), false, uint64(1))
+	f.Add(cat(key[:], u64(0), part(1, 1)), false, uint64(1))
+	loadFakeDriver(f)
+	s, acct := fakeSession(f, nil, nil)
+	f.Cleanup(func() { s.rd.Close(); acct.Close() })
+	b := &s.bulk
+	b.most = 1
+	if err := b.prepare(); err != nil {
+		f.Fatal(err)
+	}
+	b.key = key
+	f.Fuzz(func(t *testing.T, in []byte, raw bool, drop uint64) {
+		fd, far := socketPair(t)
+		if err := unix.SetsockoptInt(far, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<20); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = unix.SendmsgN(far, in, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		_ = unix.Shutdown(far, unix.SHUT_WR)
+		b.asking++
+		done := make(chan struct{})
+		go func() { b.serve(fd, raw); close(done) }()
+		b.drop(drop)
+		for over := false; !over; {
+			select {
+			case <-done:
+				over = true
+			case <-time.After(time.Millisecond): // more parts may come than there are slots
+			}
+			b.mu.Lock()
+			taken := slices.Collect(maps.Keys(b.parts))
+			b.mu.Unlock()
+			for _, n := range taken {
+				b.drop(n)
+			}
+		}
+		unix.Close(far)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if len(b.free) != bulkSlots || len(b.parts)+len(b.busy)+len(b.arriving)+len(b.conns)+len(b.drops)+b.open[0]+b.open[1]+b.asking+s.out.up != 0 {
+			t.Fatalf("%d slots are free, %d parts, %d busy, %d arriving, connections %v %v, %d drops, %d asking, %d up", len(b.free), len(b.parts), len(b.busy), len(b.arriving), b.conns, b.open, len(b.drops), b.asking, s.out.up)
+		}
+	})
 }

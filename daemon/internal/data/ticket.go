@@ -19,8 +19,8 @@ const (
 	maxWrong = 3
 	// maxProbes is the most tickets of probes, which an owner lets in one after the other: those of some that were given up.
 	maxProbes = 64
-	// maxBulk is the most tickets for bulk connections of a lease, which count for themselves: a process opens some at a time.
-	maxBulk = 4 * wire.MaxBulk
+	// maxBulkTickets is the most tickets for bulk connections of a lease, which count for themselves: a process opens some at a time.
+	maxBulkTickets = 4 * wire.MaxBulk
 )
 
 // ticket is good for one connection.
@@ -81,7 +81,7 @@ func (t *tickets) add(r lease.SessionRequest, key tls.Certificate, probe taker) 
 	case probe != nil:
 		most = maxProbes
 	case bulk:
-		most = maxBulk
+		most = maxBulkTickets
 	}
 	if len(t.out) >= maxTickets || t.count[by] >= most || now.Sub(t.swept) >= time.Second {
 		t.expire(now)
