@@ -101,6 +101,8 @@
 #define SL_FACT_GSP_DEFAULT 9
 #define SL_FACT_INFOROM_VALID 10
 #define SL_FACT_COUNT 11
+#define SL_BULK_TO_WORKER 0
+#define SL_BULK_TO_CLIENT 1
 #define SL_PIECE_WINDOW 8388608
 #define SL_PIECE_BYE 1
 #define SL_SHM_TO_WORKER 0
@@ -139,6 +141,9 @@
 #define SL_MAX_PAYLOAD 16777216
 #define SL_MAX_COPY_IN 4194304
 #define SL_MAX_COMPRESSED 1048576
+#define SL_MAX_BULK 16
+#define SL_MAX_BULK_PART 1048576
+#define SL_MAX_BULK_DROPS 64
 #define SL_MAX_HOST_MAP 0x80000000u
 #define SL_MAX_HOST_SHARE 0x1000000000ull
 #define SL_MAX_MERGE 1048576
@@ -166,6 +171,7 @@
 #define SL_SESSION_LEASE 3
 #define SL_SESSION_ATTACH 4
 #define SL_SESSION_TRACE 5
+#define SL_SESSION_BULK 6
 
 /* Features, as bits. */
 #define SL_FEATURE_SHM 1
@@ -251,13 +257,16 @@
 #define CTL_HOST_SHARE 0xf01b
 #define CTL_COPY_IN_SHARED 0xf01c
 #define CTL_COPY_OUT_SHARED 0xf01d
+#define CTL_BULK_OPEN 0xf024
+#define CTL_COPY_IN_BULK 0xf025
+#define CTL_BULK_DROP 0xf026
 #define CTL_LINK_CREATE 0xf015
 #define CTL_LINK_ADD 0xf016
 #define CTL_LINK_COMPLETE 0xf017
 #define CTL_LINK_READ 0xf018
 #define CTL_TRACE 0xf023
 
-#define SL_NCONTROLS 36 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 39 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -681,6 +690,49 @@ struct wire_copy_out_shared {
 	uint32_t delivery;
 };
 _Static_assert(sizeof(struct wire_copy_out_shared) == 32, "COPY_OUT_SHARED");
+
+struct wire_bulk_open_reply {
+	uint8_t key[16];
+	uint32_t session;
+	uint32_t most;
+};
+_Static_assert(sizeof(struct wire_bulk_open_reply) == 24, "BULK_OPEN_REPLY");
+
+struct wire_copy_in_bulk {
+	uint64_t dst;
+	uint64_t part;
+	uint32_t stream;
+	uint32_t last;
+	uint32_t size;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_copy_in_bulk) == 32, "COPY_IN_BULK");
+
+struct wire_bulk_drop {
+	uint64_t part;
+};
+_Static_assert(sizeof(struct wire_bulk_drop) == 8, "BULK_DROP");
+
+struct wire_bulk_key {
+	uint8_t key[16];
+	uint32_t direction;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_bulk_key) == 24, "BULK_KEY");
+
+struct wire_bulk_part {
+	uint64_t number;
+	uint64_t offset;
+	uint32_t size;
+	uint32_t after;
+};
+_Static_assert(sizeof(struct wire_bulk_part) == 24, "BULK_PART");
+
+struct wire_bulk_taken {
+	uint64_t number;
+	uint64_t offset;
+};
+_Static_assert(sizeof(struct wire_bulk_taken) == 16, "BULK_TAKEN");
 
 struct wire_link_create {
 	uint32_t id;

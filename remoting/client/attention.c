@@ -21,11 +21,8 @@ static int64_t now_ns(void)
 	return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
 }
 
-/*
- * How many processors this process may use. A system call, because glibc's function has a version that the shim
- * does not link with.
- */
-static int processors(void)
+/* A system call, because glibc's function has a version that the shim does not link with. */
+int sl_processors(void)
 {
 	int n = __atomic_load_n(&processors_known, __ATOMIC_RELAXED);
 	unsigned long mask[128];
@@ -43,7 +40,7 @@ bool sl_attend(int64_t *again, uint32_t us)
 {
 	int64_t now = now_ns(), ns = (int64_t)(us < SL_MAX_TURN_US ? us : SL_MAX_TURN_US) * 1000;
 
-	if (!ns || now < *again || processors() < 2)
+	if (!ns || now < *again || sl_processors() < 2)
 		return false;
 	*again = now + 2 * ns;
 	/* Another worker may have announced a later end. */
@@ -87,7 +84,7 @@ bool sl_look(int64_t *since, const struct sl_owing *o)
 
 	if (!*since)
 		*since = now;
-	if (now >= __atomic_load_n(&until, __ATOMIC_RELAXED) && (processors() < SPARE || !owing(since, now, o)))
+	if (now >= __atomic_load_n(&until, __ATOMIC_RELAXED) && (sl_processors() < SPARE || !owing(since, now, o)))
 		return false;
 	for (int i = 0; i < 4; i++)
 		__builtin_ia32_pause();

@@ -13,6 +13,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* How many processors this process may use. */
+int sl_processors(void);
+
 /*
  * Polling pays for the next us microseconds, at most 5000. Not on a single processor, and for at most half of the
  * time if a worker announces turn after turn. *again belongs to the worker and starts at 0. False: the caller

@@ -497,16 +497,23 @@ static enum sl_connected ask_again(int fd, const struct sl_ask *ask, uint32_t se
 	return SL_CONNECTED;
 }
 
+/* Dials for a session that this process has. */
+static enum sl_connected dial_again(const struct sl_ask *ask, uint32_t session, struct sl_connection *c)
+{
+	struct sl_ask from_lease = *ask;
+	bool local;
+
+	from_lease.kind |= session << 8;
+	return known.socket ? dial_lease(known.socket, &from_lease, c, &local) : dial_worker(known.workers, ask, c, &local);
+}
+
 enum sl_connected sl_connect_again(const struct sl_ask *ask, uint32_t session, const struct wire_attach *attach, uint32_t keepalive_ms,
 				   struct sl_connection *c, struct wire_attached *answer, char *reason, size_t cap)
 {
-	struct sl_ask from_lease = *ask;
 	enum sl_connected rc;
-	bool local;
 
 	*reason = 0;
-	from_lease.kind |= session << 8;
-	rc = known.socket ? dial_lease(known.socket, &from_lease, c, &local) : dial_worker(known.workers, ask, c, &local);
+	rc = dial_again(ask, session, c);
 	if (rc)
 		return rc;
 	rc = ask_again(c->fd, ask, session, attach, answer, reason, cap);
@@ -516,6 +523,46 @@ enum sl_connected sl_connect_again(const struct sl_ask *ask, uint32_t session, c
 	}
 	close(c->fd);
 	c->fd = -1;
+	return rc;
+}
+
+static enum sl_connected ask_bulk(int fd, const struct sl_ask *ask, uint32_t session, const struct wire_bulk_key *key, char *reason, size_t cap)
+{
+	int64_t deadline = sl_now_ms() + ask->patience_ms;
+	struct wire_welcome w;
+	uint8_t data[512];
+
+	if (!say_hello(fd, ask, false, known.token, session, deadline) || !sl_send_all(fd, key, sizeof *key, deadline) ||
+	    !sl_recv_all(fd, &w, sizeof w, NULL, deadline) || w.magic != SL_WELCOME_MAGIC || w.size > sizeof data ||
+	    !sl_recv_all(fd, data, w.size, NULL, deadline))
+		return SL_BROKEN;
+	if (w.status) {
+		sl_text(reason, cap, data, w.size);
+		return refused(w.status);
+	}
+	return w.version != SL_VERSION || w.size ? SL_BROKEN : SL_CONNECTED;
+}
+
+enum sl_connected sl_connect_bulk(const struct sl_ask *ask, uint32_t session, const struct wire_bulk_key *key, uint32_t keepalive_ms,
+				  struct sl_connection *c, char *reason, size_t cap)
+{
+	struct timeval tv = { keepalive_ms / 1000, keepalive_ms % 1000 * 1000 };
+	enum sl_connected rc;
+	int fd;
+
+	*reason = 0;
+	rc = dial_again(ask, session, c);
+	if (rc)
+		return rc;
+	rc = ask_bulk(c->fd, ask, session, key, reason, cap);
+	if (!rc) {
+		tune(c->fd, keepalive_ms);
+		setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv);
+		return rc;
+	}
+	fd = c->fd;
+	c->fd = -1;
+	close(fd);
 	return rc;
 }
 
@@ -542,12 +589,14 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 	}
 	if (!rc && snap->features & SL_FEATURE_RESUME) {
 		c->resumable = ask->resume && !(snap->features & SL_FEATURE_SHM) &&
-			       sl_recv_all(c->fd, &c->again, sizeof c->again, NULL, sl_now_ms() + ask->patience_ms) && remember(&w);
+			       sl_recv_all(c->fd, &c->again, sizeof c->again, NULL, sl_now_ms() + ask->patience_ms);
 		if (!c->resumable) {
 			sl_log(SL_ERROR, "the worker's welcome was cut short");
 			rc = SL_BROKEN;
 		}
 	}
+	if (!rc && ask->kind == SL_SESSION_COMPUTE && c->shm < 0 && !remember(&w))
+		rc = SL_NO_MEMORY;
 	if (rc) {
 		close(c->fd);
 		if (c->shm >= 0)

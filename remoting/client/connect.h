@@ -57,6 +57,13 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 enum sl_connected sl_connect_again(const struct sl_ask *ask, uint32_t session, const struct wire_attach *attach, uint32_t keepalive_ms,
 				   struct sl_connection *c, struct wire_attached *answer, char *reason, size_t cap);
 
+/*
+ * Makes a bulk connection of a session, the same way. c->fd is the socket, whose reads and writes have keepalive_ms as their
+ * limit, and is there as soon as it is dialled. reason says why there is none, or is empty.
+ */
+enum sl_connected sl_connect_bulk(const struct sl_ask *ask, uint32_t session, const struct wire_bulk_key *key, uint32_t keepalive_ms,
+				  struct sl_connection *c, char *reason, size_t cap);
+
 extern const uint8_t sl_fingerprint[32];
 
 #endif

@@ -20,6 +20,7 @@
  * Memory that was not allocated through CUDA is host memory.
  */
 #include "copy.h"
+#include "bulk.h"
 #include "codec.h"
 #include "ctx.h"
 #include "delivery.h"
@@ -210,6 +211,7 @@ static CUresult out(void *dst, CUdeviceptr src, size_t n, CUstream s, bool wait)
 	delivery = sl_delivery_new(dst, n);
 	sl_buf_init(&b);
 	sl_route(&b, SL_STREAM, s);
+	sl_bulk_download(&b, n);
 	sl_put(&b, struct wire_copy_out, .src = src, .size = n, .stream = stream, .delivery = delivery);
 	err = sl_copy_deliver(CTL_COPY_OUT, &b, delivery, wait, s);
 	sl_buf_free(&b);

@@ -4,6 +4,7 @@
  * sends frames of packed rows. A copy from the device receives packed rows, which the
  * delivery scatters. Copies between device memory and arrays are forwarded.
  */
+#include "bulk.h"
 #include "codec.h"
 #include "copy.h"
 #include "ctx.h"
@@ -168,6 +169,7 @@ static CUresult out(const CUDA_MEMCPY3D *c, CUstream s, bool wait)
 	delivery = sl_delivery_new_3d(to, c->dstPitch, slice, c->WidthInBytes, c->Height, c->Depth);
 	sl_buf_init(&b);
 	sl_route(&b, SL_STREAM, s);
+	sl_bulk_download(&b, (uint64_t)c->WidthInBytes * c->Height * c->Depth);
 	sl_put(&b, struct wire_copy_out_3d, .delivery = delivery,
 	       .box = { .memtype = c->srcMemoryType, .stream = stream, .where = where, .pitch = c->srcPitch, .height = c->srcHeight,
 			.x = c->srcXInBytes, .y = c->srcY, .z = c->srcZ, .lod = (uint32_t)c->srcLOD,

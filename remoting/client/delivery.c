@@ -3,6 +3,9 @@
  * to. A program's copy opens one; the receiver thread finds it by the id in the
  * frame, writes, and ends it with the last frame. The lock is held for a few
  * instructions only, never while bytes are read.
+ *
+ * The threads of bulk connections write, too, and are in a list meanwhile. Who ends a delivery
+ * shuts their connections down and waits until they have left it.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -10,6 +13,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -24,6 +28,9 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sl_delivery *all;
 static uint32_t count, hint;
 static uint32_t open;	/* futex: how many are open */
+static struct sl_writer *writers;
+static uint32_t left;	/* futex: how often a writer has left */
+static unsigned leave_waits;
 
 /* Waits until the number of open deliveries differs from seen, or 100 ms have passed. */
 static void wait_change(uint32_t seen)
@@ -114,17 +121,50 @@ bool sl_delivery_find(uint32_t id, struct sl_delivery *out)
 	return d;
 }
 
+/* Ends what is written to a delivery, or to any if id is 0. Called with the lock held. */
+static void end_writers(uint32_t id)
+{
+	for (;;) {
+		uint32_t seen = __atomic_load_n(&left, __ATOMIC_RELAXED);
+		bool any = false;
+
+		for (struct sl_writer *w = writers; w; w = w->next)
+			if (!id || w->id == id) {
+				shutdown(w->fd, SHUT_RDWR);
+				any = true;
+			}
+		if (!any)
+			return;
+		leave_waits++;
+		pthread_mutex_unlock(&lock);
+		syscall(SYS_futex, &left, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+		pthread_mutex_lock(&lock);
+		leave_waits--;
+	}
+}
+
 void sl_delivery_drop(uint32_t id)
 {
 	struct sl_delivery *d;
 
 	pthread_mutex_lock(&lock);
+	if ((d = delivery_of(id)))
+		d->ending = true;
+	if (__builtin_expect(writers != NULL, 0))
+		end_writers(id);
 	if ((d = delivery_of(id))) {
 		d->busy = 0;
 		__atomic_fetch_sub(&open, 1, __ATOMIC_RELEASE);
 	}
 	pthread_mutex_unlock(&lock);
 	sl_delivery_wake();
+}
+
+void sl_delivery_settle(void)
+{
+	pthread_mutex_lock(&lock);
+	end_writers(0);
+	pthread_mutex_unlock(&lock);
 }
 
 CUresult sl_delivery_wait(uint32_t id)
@@ -138,8 +178,10 @@ CUresult sl_delivery_wait(uint32_t id)
 		pthread_mutex_unlock(&lock);
 		if (!busy)
 			return CUDA_SUCCESS;
-		if (sl_ended())
+		if (sl_ended()) {
+			sl_delivery_drop(id);
 			return sl_dead();
+		}
 		wait_change(seen);
 	}
 }
@@ -180,4 +222,37 @@ CUresult sl_delivery_wait_range(const void *p, size_t n)
 unsigned sl_deliveries_open(void)
 {
 	return __atomic_load_n(&open, __ATOMIC_ACQUIRE);
+}
+
+enum sl_write sl_delivery_write(struct sl_writer *w, uint32_t id, uint64_t off, uint64_t n, struct sl_delivery *out)
+{
+	enum sl_write what;
+	struct sl_delivery *d;
+
+	pthread_mutex_lock(&lock);
+	d = delivery_of(id);
+	/* Who ends the session says so first, and then ends those that write. */
+	what = !d || d->ending || sl_ended() ? SL_WRITE_NONE : off > d->n || n > d->n - off ? SL_WRITE_BEYOND : SL_WRITE_GO;
+	if (what == SL_WRITE_GO) {
+		*out = *d;
+		w->id = id;
+		w->next = writers;
+		writers = w;
+	}
+	pthread_mutex_unlock(&lock);
+	return what;
+}
+
+void sl_delivery_written(struct sl_writer *w)
+{
+	pthread_mutex_lock(&lock);
+	for (struct sl_writer **p = &writers; *p; p = &(*p)->next)
+		if (*p == w) {
+			*p = w->next;
+			break;
+		}
+	__atomic_fetch_add(&left, 1, __ATOMIC_RELAXED);
+	if (leave_waits)
+		syscall(SYS_futex, &left, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+	pthread_mutex_unlock(&lock);
 }

@@ -31,6 +31,7 @@
 #define SL_OTHER_RELEASE "a worker of another release"
 #define SL_MIXED "devices of several owners" /* what one call cannot name */
 
+struct sl_bulk;
 struct sl_waiter;
 
 struct sl_peer {
@@ -42,6 +43,7 @@ struct sl_peer {
 	struct sl_resume *again; /* NULL: the session ends with its connection; see resume.h */
 	uint8_t *lacks;		/* see sl_connection */
 	struct sl_uploads uploads;
+	struct sl_bulk *bulk;	/* NULL: the session has no bulk connections; see bulk.h */
 
 	/* send.c */
 	pthread_mutex_t order, drain;
@@ -70,6 +72,8 @@ void sl_die(CUresult error, const char *why);
 /* Whether sl_die has ended it: nothing can be sent any more. */
 bool sl_broken(void);
 
+/* Starts a thread of the shim's, which nobody waits for. False: it could not be started. */
+bool sl_thread_start(void *(*f)(void *), void *arg);
 /* The threads of a peer; arg is the struct sl_peer. */
 void *sl_sender(void *arg);
 void *sl_receiver(void *arg);

@@ -4,6 +4,7 @@
  * belongs to, which must not block. Nothing is written anywhere before its size is checked.
  */
 #include "attention.h"
+#include "bulk.h"
 #include "codec.h"
 #include "delivery.h"
 #include "entry.h"
@@ -243,6 +244,14 @@ static bool rx_trace(struct sl_peer *t, const struct wire_reply *h)
 	return ok;
 }
 
+/* The program's memory has what a frame brought. */
+static bool wrote(struct sl_peer *t)
+{
+	if (t->bulk)
+		sl_bulk_wrote(t->bulk);
+	return true;
+}
+
 static bool rx_frame(struct sl_peer *t)
 {
 	struct wire_reply h;
@@ -257,7 +266,7 @@ static bool rx_frame(struct sl_peer *t)
 	case SL_FRAME_REPLY:
 		return rx_reply(t, &h);
 	case SL_FRAME_DATA:
-		return rx_data(t, &h);
+		return rx_data(t, &h) && wrote(t);
 	case SL_FRAME_EVENT:
 		if (h.result) {
 			if (sl_error_oneway(h.result))
@@ -278,7 +287,7 @@ static bool rx_frame(struct sl_peer *t)
 	case SL_FRAME_PRINT:
 		return rx_print(t, h.arg, h.size);
 	case SL_FRAME_HOST:
-		return rx_host(t, h.size);
+		return rx_host(t, h.size) && wrote(t);
 	case SL_FRAME_HOSTFN:
 		sl_on_hostfn(h.arg, h.result);
 		break;
@@ -317,6 +326,7 @@ void *sl_receiver(void *arg)
 	sl_die(CUDA_ERROR_DEVICE_UNAVAILABLE, "receiver ended");
 	while (sl_exiting()) /* threads that wait end with the process, and see no error before (end_sessions) */
 		pause();
+	sl_delivery_settle();
 	sl_waiters_end(t);
 	sl_delivery_wake();
 	return NULL;

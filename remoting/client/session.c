@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "session.h"
+#include "bulk.h"
 #include "conf.h"
 #include "connect.h"
 #include "deadline.h"
@@ -110,6 +111,7 @@ void sl_die(CUresult error, const char *why)
 		if (t->shm)
 			sl_shm_close(t->shm);
 		shutdown(t->fd, SHUT_RDWR);
+		sl_bulk_end(t);
 	}
 }
 
@@ -131,6 +133,8 @@ static void end_sessions(void)
 	bool told[SL_MAX_OWNERS];
 	int64_t until;
 
+	for (unsigned i = 0; i < sl_sessions; i++)
+		sl_bulk_end(&sl_peers[i]);
 	for (unsigned i = 0; i < sl_sessions; i++)
 		told[i] = say_bye(&sl_peers[i]);
 	until = sl_now_ms() + GONE_MS;
@@ -182,13 +186,14 @@ static void in_child(void)
 		sl_peers[i].fd = -1;
 		if (sl_peers[i].again)
 			sl_resume_forked(&sl_peers[i]);
+		sl_bulk_forked(&sl_peers[i]);
 	}
 	sl_gate_close();	/* if the kernel has not wiped the page */
 }
 
 /* ---- start ---- */
 
-static CUresult start_threads(struct sl_peer *t)
+bool sl_thread_start(void *(*f)(void *), void *arg)
 {
 	pthread_attr_t attr;
 	sigset_t all, old;
@@ -201,14 +206,17 @@ static CUresult start_threads(struct sl_peer *t)
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attr, 256 << 10);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	err = pthread_create(&thread, &attr, sl_receiver, t);
-	if (!err)
-		err = pthread_create(&thread, &attr, sl_sender, t);
-	if (!err && t->shm)
-		err = pthread_create(&thread, &attr, sl_watcher, t);
+	err = pthread_create(&thread, &attr, f, arg);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	pthread_attr_destroy(&attr);
-	return err ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+	return !err;
+}
+
+static CUresult start_threads(struct sl_peer *t)
+{
+	bool good = sl_thread_start(sl_receiver, t) && sl_thread_start(sl_sender, t) && (!t->shm || sl_thread_start(sl_watcher, t));
+
+	return good ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult connect_error(enum sl_connected rc)
@@ -271,6 +279,7 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 	}
 	sl_throughput_init(&t->uploads.throughput);
 	t->uploads.compress = compresses(t, snap);
+	t->bulk = sl_bulk_new(t);
 	pthread_mutex_init(&t->order, NULL);
 	pthread_mutex_init(&t->drain, NULL);
 	pthread_mutex_init(&t->wait_lock, NULL);
@@ -303,6 +312,7 @@ static void drop_peer(struct sl_peer *t)
 	free(t->rx);
 	free(t->lacks);
 	free(t->uploads.spare);
+	sl_bulk_free(t->bulk);
 	*t = (struct sl_peer){ .fd = -1 };
 }
 

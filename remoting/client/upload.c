@@ -6,8 +6,11 @@
  *
  * How fast a link is that became faster shows no more once it is faster than what is compressed for it. So where it mostly has
  * nothing left to send when the next part is ready, it is measured anew after some time.
+ *
+ * A large copy over a link that is not slow goes by bulk connections (bulk.h), where there are any.
  */
 #include "upload.h"
+#include "bulk.h"
 #include "codec.h"
 #include "compress.h"
 #include "peer.h"
@@ -32,6 +35,7 @@ struct upload {
 	struct sl_compressor *c;
 	struct sl_look look;
 	bool looks;		/* the copy is large enough to be looked at */
+	bool bulk;		/* ... and to go by bulk connections */
 };
 
 static uint64_t processor_ns(void)
@@ -44,7 +48,7 @@ static uint64_t processor_ns(void)
 
 static void begin(struct upload *up, struct sl_peer *t, size_t n)
 {
-	*up = (struct upload){ .t = t };
+	*up = (struct upload){ .t = t, .bulk = t->bulk && n >= SL_BULK_LEAST };
 	if (!t->uploads.compress)
 		return;
 	up->u = &t->uploads;
@@ -136,6 +140,32 @@ static CUresult send_part(struct upload *up, sl_buf *b, CUdeviceptr dst, const u
 	return err;
 }
 
+/*
+ * Whether the rest of a copy can go by bulk connections. A link that is slow is not for them. Where what it takes is not known yet, the
+ * copy goes on being looked at, unless SLUICE_BULK says that connections are to be used.
+ */
+static bool may_bulk(const struct upload *up, const sl_buf *head)
+{
+	uint64_t link = up->u ? sl_throughput(&up->u->throughput) : 0;
+
+	if (up->u && (link ? link <= SLOW : !up->t->bulk->told))
+		return false;
+	return sl_bulk_ready(up->t, head, SL_BULK_TO_WORKER);
+}
+
+/* A part of a copy that goes by bulk connections otherwise. */
+static CUresult send_plain(void *arg, const struct sl_bulk_copy *c, size_t at, size_t n, bool last)
+{
+	CUresult err;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, c->s);
+	err = send_part(arg, &b, c->dst + at, c->src + at, n, c->stream, last);
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool blocking)
 {
 	const uint8_t *p = src;
@@ -151,6 +181,12 @@ CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint3
 		sl_route(&b, SL_STREAM, s);
 		if (!up.t)
 			begin(&up, sl_peer_route(&b, &ctx), n);
+		if (__builtin_expect(up.bulk, 0) && m < n && may_bulk(&up, &b)) {
+			sl_buf_free(&b);
+			err = sl_bulk_upload(up.t, &(struct sl_bulk_copy){ .dst = dst, .src = p, .n = n, .s = s, .stream = stream,
+									   .blocking = blocking, .plain = send_plain, .arg = &up });
+			break;
+		}
 		err = send_part(&up, &b, dst, p, m, stream, blocking && m == n);
 		sl_buf_free(&b);
 		dst += m;

@@ -318,6 +318,7 @@ type Writer struct {
 	sent  func() // to be called once last has been sent
 	parts [5][]byte
 	out   uint64
+	wrote uint32 // frames that write to the client's memory
 }
 
 // NewWriter returns a writer to s.
@@ -337,9 +338,17 @@ func (w *Writer) Send(h *Reply, a, b []byte) error {
 	if n > MaxPayload {
 		return fmt.Errorf("wire: frame of kind %d with %d bytes: %w", h.Kind, n, ErrRange)
 	}
+	w.encode(h, n)
+	return w.write(w.hdr[:], a, b)
+}
+
+// encode makes the header of a frame whose payload has n bytes. mu is held.
+func (w *Writer) encode(h *Reply, n int) {
+	if h.Kind == FrameData || h.Kind == FrameHost {
+		w.wrote++
+	}
 	h.Size = uint32(n)
 	h.Encode(&w.hdr)
-	return w.write(w.hdr[:], a, b)
 }
 
 // write sends what was held and the parts of a frame behind it. mu is held.
@@ -377,8 +386,7 @@ func (w *Writer) Hold(h *Reply, a, b []byte) error {
 
 // hold keeps back a frame, or its beginning. mu is held.
 func (w *Writer) hold(h *Reply, n int, parts ...[]byte) {
-	h.Size = uint32(n)
-	h.Encode(&w.hdr)
+	w.encode(h, n)
 	w.held = append(w.held, w.hdr[:]...)
 	for _, p := range parts {
 		w.held = append(w.held, p...)
@@ -417,6 +425,13 @@ func (w *Writer) Flush() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.flush()
+}
+
+// Wrote is Flush, and gives how many frames have been sent that write to the client's memory (DATA and HOST), modulo 2^32.
+func (w *Writer) Wrote() (uint32, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.wrote, w.flush()
 }
 
 func (w *Writer) flush() error {

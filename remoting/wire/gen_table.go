@@ -198,6 +198,10 @@ const (
 	FactInforomValid = 10
 	// FactCount: how many there are.
 	FactCount = 11
+	// BulkToWorker: a BULK_KEY's direction: parts go to the worker.
+	BulkToWorker = 0
+	// BulkToClient: parts go to the client.
+	BulkToClient = 1
 	// PieceWindow: most bytes that a side may have sent and the other has not said to have received.
 	PieceWindow = 8388608
 	// PieceBye: in a PIECE's flags: the client's process ends, and nothing follows.
@@ -274,6 +278,12 @@ const (
 	MaxCopyIn = 4194304
 	// MaxCompressed: what a COPY_IN_COMPRESSED stands for.
 	MaxCompressed = 1048576
+	// MaxBulk: bulk connections of a session for each direction; a number.
+	MaxBulk = 16
+	// MaxBulkPart: bytes of a part.
+	MaxBulkPart = 1048576
+	// MaxBulkDrops: parts that were dropped before they arrived; a number.
+	MaxBulkDrops = 64
 	// MaxHostMap: host memory of a session's that kernels reach, in all.
 	MaxHostMap = 2147483648
 	// MaxHostShare: host memory that a session's client and worker share, in all.
@@ -328,6 +338,8 @@ const (
 	SessionAttach = 4
 	// SessionTrace: has a compute session of the same lease say for a while what it does, see [traces](#traces); no operations, and no frames.
 	SessionTrace = 5
+	// SessionBulk: carries data of large copies of a compute session, see [bulk connections](#bulk-connections); no operations, and no frames.
+	SessionBulk = 6
 )
 
 // Features, as bits.
@@ -498,6 +510,12 @@ const (
 	OpCopyInShared = 0xF01C
 	// OpCopyOutShared: copies from the device to memory that HOST_SHARE gave, in the stream; the reply comes when that is done. One-way, an empty last DATA says so.
 	OpCopyOutShared = 0xF01D
+	// OpBulkOpen: asks for the key to bulk connections. `CUDA_ERROR_NOT_SUPPORTED`: this session has none.
+	OpBulkOpen = 0xF024
+	// OpCopyInBulk: copies a part to the device whose TAKEN the client has received. Each part is copied once.
+	OpCopyInBulk = 0xF025
+	// OpBulkDrop: the client will not use a part, which was sent or begun on a connection that it has given up.
+	OpBulkDrop = 0xF026
 	// OpLinkCreate: begins to link.
 	OpLinkCreate = 0xF015
 	// OpLinkAdd: adds an input to a link state. RESULT_NOT_IN_STORE: as with IMAGE_LOAD. With any other result the reply has JIT_LOGS as LINK_CREATE's has.
@@ -542,6 +560,9 @@ var controlNames = [...]string{
 	OpHostShare - OpControl:        "HOST_SHARE",
 	OpCopyInShared - OpControl:     "COPY_IN_SHARED",
 	OpCopyOutShared - OpControl:    "COPY_OUT_SHARED",
+	OpBulkOpen - OpControl:         "BULK_OPEN",
+	OpCopyInBulk - OpControl:       "COPY_IN_BULK",
+	OpBulkDrop - OpControl:         "BULK_DROP",
 	OpLinkCreate - OpControl:       "LINK_CREATE",
 	OpLinkAdd - OpControl:          "LINK_ADD",
 	OpLinkComplete - OpControl:     "LINK_COMPLETE",
@@ -561,7 +582,7 @@ type Hello struct {
 	PID         uint32   // process id
 	UID         uint32   // user id; a claim, not an identity
 	Features    uint32   // bit 0: shared memory wanted; bit 1: the client can make a lost connection again; bit 2: it can compress
-	Mem         uint64   // lease: device memory wished on each device; 0: all the worker offers. attach: number of the session, from RESUMABLE
+	Mem         uint64   // lease: device memory wished on each device; 0: all the worker offers. attach: number of the session, from RESUMABLE; bulk: from BULK_OPEN
 	Program     string   // program name
 }
 
@@ -3203,6 +3224,221 @@ func (m *CopyOutShared) get(b []byte) {
 	m.Delivery = binary.LittleEndian.Uint32(b[28:])
 }
 
+// BulkOpenReplySize is the size of a BulkOpenReply, in bytes.
+const BulkOpenReplySize = 24
+
+// BulkOpenReply: the reply to BULK_OPEN.
+type BulkOpenReply struct {
+	Key     [16]byte // for BULK_KEY, as long as the session lives
+	Session uint32   // its number, for the HELLO of a bulk connection
+	Most    uint32   // bulk connections that may be open for each direction at a time
+}
+
+// Encode appends the message to e.
+func (m *BulkOpenReply) Encode(e *Encoder) { m.put(e.room(BulkOpenReplySize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *BulkOpenReply) Decode(d *Decoder) {
+	if b := d.Bytes(BulkOpenReplySize); b != nil {
+		m.get(b)
+	} else {
+		*m = BulkOpenReply{}
+	}
+}
+
+func (m *BulkOpenReply) put(b []byte) {
+	_ = b[23]
+	copy(b[0:16], m.Key[:])
+	binary.LittleEndian.PutUint32(b[16:], m.Session)
+	binary.LittleEndian.PutUint32(b[20:], m.Most)
+}
+
+func (m *BulkOpenReply) get(b []byte) {
+	_ = b[23]
+	copy(m.Key[:], b[0:16])
+	m.Session = binary.LittleEndian.Uint32(b[16:])
+	m.Most = binary.LittleEndian.Uint32(b[20:])
+}
+
+// CopyInBulkSize is the size of a CopyInBulk, in bytes.
+const CopyInBulkSize = 32
+
+// CopyInBulk: copies a part to the device whose TAKEN the client has received. Each part is copied once.
+type CopyInBulk struct {
+	Dst    uint64 // device address
+	Part   uint64 // its number
+	Stream uint32
+	Last   uint32 // as COPY_IN's
+	Size   uint32 // bytes, those of the part
+}
+
+// Encode appends the message to e.
+func (m *CopyInBulk) Encode(e *Encoder) { m.put(e.room(CopyInBulkSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *CopyInBulk) Decode(d *Decoder) {
+	if b := d.Bytes(CopyInBulkSize); b != nil {
+		m.get(b)
+	} else {
+		*m = CopyInBulk{}
+	}
+}
+
+func (m *CopyInBulk) put(b []byte) {
+	_ = b[31]
+	binary.LittleEndian.PutUint64(b[0:], m.Dst)
+	binary.LittleEndian.PutUint64(b[8:], m.Part)
+	binary.LittleEndian.PutUint32(b[16:], m.Stream)
+	binary.LittleEndian.PutUint32(b[20:], m.Last)
+	binary.LittleEndian.PutUint32(b[24:], m.Size)
+	clear(b[28:32])
+}
+
+func (m *CopyInBulk) get(b []byte) {
+	_ = b[31]
+	m.Dst = binary.LittleEndian.Uint64(b[0:])
+	m.Part = binary.LittleEndian.Uint64(b[8:])
+	m.Stream = binary.LittleEndian.Uint32(b[16:])
+	m.Last = binary.LittleEndian.Uint32(b[20:])
+	m.Size = binary.LittleEndian.Uint32(b[24:])
+}
+
+// BulkDropSize is the size of a BulkDrop, in bytes.
+const BulkDropSize = 8
+
+// BulkDrop: the client will not use a part, which was sent or begun on a connection that it has given up.
+type BulkDrop struct {
+	Part uint64 // its number
+}
+
+// Encode appends the message to e.
+func (m *BulkDrop) Encode(e *Encoder) { m.put(e.room(BulkDropSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *BulkDrop) Decode(d *Decoder) {
+	if b := d.Bytes(BulkDropSize); b != nil {
+		m.get(b)
+	} else {
+		*m = BulkDrop{}
+	}
+}
+
+func (m *BulkDrop) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint64(b[0:], m.Part)
+}
+
+func (m *BulkDrop) get(b []byte) {
+	_ = b[7]
+	m.Part = binary.LittleEndian.Uint64(b[0:])
+}
+
+// BulkKeySize is the size of a BulkKey, in bytes.
+const BulkKeySize = 24
+
+// BulkKey: follows the HELLO of a bulk connection.
+type BulkKey struct {
+	Key       [16]byte // from BULK_OPEN
+	Direction uint32   // of its parts, BULK_TO_WORKER or BULK_TO_CLIENT
+}
+
+// Encode appends the message to e.
+func (m *BulkKey) Encode(e *Encoder) { m.put(e.room(BulkKeySize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *BulkKey) Decode(d *Decoder) {
+	if b := d.Bytes(BulkKeySize); b != nil {
+		m.get(b)
+	} else {
+		*m = BulkKey{}
+	}
+}
+
+func (m *BulkKey) put(b []byte) {
+	_ = b[23]
+	copy(b[0:16], m.Key[:])
+	binary.LittleEndian.PutUint32(b[16:], m.Direction)
+	clear(b[20:24])
+}
+
+func (m *BulkKey) get(b []byte) {
+	_ = b[23]
+	copy(m.Key[:], b[0:16])
+	m.Direction = binary.LittleEndian.Uint32(b[16:])
+}
+
+// BulkPartSize is the size of a BulkPart, in bytes.
+const BulkPartSize = 24
+
+// BulkPart: begins a part on a bulk connection; `size` bytes follow.
+type BulkPart struct {
+	Number uint64 // to the worker: of the part, never used before in the session. To the client: the delivery's id
+	Offset uint64 // to the client: of the bytes in the delivery. To the worker: 0
+	Size   uint32 // 1 to 1 MiB
+	After  uint32 // to the client: how many DATA and HOST frames of the session were sent before, modulo 2^32. To the worker: 0
+}
+
+// Encode appends the message to e.
+func (m *BulkPart) Encode(e *Encoder) { m.put(e.room(BulkPartSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *BulkPart) Decode(d *Decoder) {
+	if b := d.Bytes(BulkPartSize); b != nil {
+		m.get(b)
+	} else {
+		*m = BulkPart{}
+	}
+}
+
+func (m *BulkPart) put(b []byte) {
+	_ = b[23]
+	binary.LittleEndian.PutUint64(b[0:], m.Number)
+	binary.LittleEndian.PutUint64(b[8:], m.Offset)
+	binary.LittleEndian.PutUint32(b[16:], m.Size)
+	binary.LittleEndian.PutUint32(b[20:], m.After)
+}
+
+func (m *BulkPart) get(b []byte) {
+	_ = b[23]
+	m.Number = binary.LittleEndian.Uint64(b[0:])
+	m.Offset = binary.LittleEndian.Uint64(b[8:])
+	m.Size = binary.LittleEndian.Uint32(b[16:])
+	m.After = binary.LittleEndian.Uint32(b[20:])
+}
+
+// BulkTakenSize is the size of a BulkTaken, in bytes.
+const BulkTakenSize = 16
+
+// BulkTaken: the answer to a part whose bytes have been read.
+type BulkTaken struct {
+	Number uint64 // the part's
+	Offset uint64 // the part's
+}
+
+// Encode appends the message to e.
+func (m *BulkTaken) Encode(e *Encoder) { m.put(e.room(BulkTakenSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *BulkTaken) Decode(d *Decoder) {
+	if b := d.Bytes(BulkTakenSize); b != nil {
+		m.get(b)
+	} else {
+		*m = BulkTaken{}
+	}
+}
+
+func (m *BulkTaken) put(b []byte) {
+	_ = b[15]
+	binary.LittleEndian.PutUint64(b[0:], m.Number)
+	binary.LittleEndian.PutUint64(b[8:], m.Offset)
+}
+
+func (m *BulkTaken) get(b []byte) {
+	_ = b[15]
+	m.Number = binary.LittleEndian.Uint64(b[0:])
+	m.Offset = binary.LittleEndian.Uint64(b[8:])
+}
+
 // LinkCreateSize is the size of a LinkCreate without what has no fixed size, in bytes.
 const LinkCreateSize = 8
 
@@ -3522,7 +3758,7 @@ const LeaseRequestSize = 64
 // LeaseRequest: what a client sends.
 type LeaseRequest struct {
 	Version  uint32 // 1
-	Kind     uint32 // kind of session, compute or observe; the HELLO that follows must say the same. For attach the number of the session from bit 8, for trace that of its process
+	Kind     uint32 // kind of session, compute or observe; the HELLO that follows must say the same. For attach and bulk the number of the session from bit 8, for trace that of its process
 	Owner    uint32 // 0 to n - 1, in the order of the lease's fractions
 	Features uint32 // 0
 	Program  string // program name

@@ -18,6 +18,7 @@ var sessionKinds = [...]struct {
 	SessionLease:   {name: "lease"},  // carries no frames
 	SessionAttach:  {name: "attach"}, // goes on with a compute session
 	SessionTrace:   {name: "trace"},  // carries the trace of a compute session
+	SessionBulk:    {name: "bulk"},   // carries data of a compute session's copies
 }
 
 // SessionKnown reports whether HELLO may ask for a session of the kind.
@@ -49,11 +50,21 @@ func Traces(kind uint32) (pid uint32, ok bool) {
 	return kind >> attachShift, kind&(1<<attachShift-1) == SessionTrace && kind>>attachShift != 0
 }
 
-// SessionAsked reports whether a client asks a lease's socket or an owner for this: a session, to go on with one, or a trace of one.
+// BulkKind is what the socket of a lease, and its owner, are asked for by the client of a session that wants a bulk connection.
+func BulkKind(session uint32) uint32 { return SessionBulk | session<<attachShift }
+
+// Bulks gives the session of a BulkKind.
+func Bulks(kind uint32) (session uint32, ok bool) {
+	return kind >> attachShift, kind&(1<<attachShift-1) == SessionBulk
+}
+
+// SessionAsked reports whether a client asks a lease's socket or an owner for this: a session, to go on with one, a trace of one, or a bulk
+// connection for one.
 func SessionAsked(kind uint32) bool {
 	_, attaches := Attaches(kind)
 	_, traces := Traces(kind)
-	return attaches || traces || SessionOpens(kind)
+	_, bulk := Bulks(kind)
+	return attaches || traces || bulk || SessionOpens(kind)
 }
 
 // SessionComputes reports whether sessions of the kind may start work on a device.

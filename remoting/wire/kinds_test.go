@@ -14,12 +14,21 @@ func TestAskedKinds(t *testing.T) {
 			t.Errorf("process %d: %#x is something else as well", pid, k)
 		}
 	}
-	for _, k := range []uint32{SessionTrace, SessionCompute, SessionObserve, AttachKind(0), AttachKind(7), 0x106} {
+	for _, k := range []uint32{SessionTrace, SessionCompute, SessionObserve, AttachKind(0), AttachKind(7), BulkKind(0), BulkKind(7)} {
 		if _, ok := Traces(k); ok {
 			t.Errorf("%#x asks for no trace", k)
 		}
 	}
-	if SessionAsked(SessionTrace) || SessionAsked(SessionLease) || !SessionAsked(AttachKind(3)) || SessionMay(SessionTrace, OpBeat) {
+	for _, n := range []uint32{0, 7, 255} {
+		k := BulkKind(n)
+		if got, ok := Bulks(k); got != n || !ok || !SessionAsked(k) || SessionOpens(k) {
+			t.Errorf("session %d: %d, %v", n, got, ok)
+		}
+		if _, ok := Attaches(k); ok {
+			t.Errorf("session %d: %#x attaches as well", n, k)
+		}
+	}
+	if SessionAsked(SessionTrace) || SessionAsked(SessionLease) || !SessionAsked(AttachKind(3)) || SessionMay(SessionTrace, OpBeat) || SessionMay(SessionBulk, OpBeat) {
 		t.Error("a kind may what it should not")
 	}
 }

@@ -56,7 +56,7 @@ var arrivedOps = map[uint16]bool{
 	wire.OpKernelInfo: true, wire.OpEventWatch: true, wire.OpObserve: true, wire.OpObserveMore: true, wire.OpObserveLinks: true,
 	wire.OpObserveText: true, wire.OpObserveFacts: true,
 	wire.OpLaunch: true, wire.OpLaunchHost: true, wire.OpCopyIn: true, wire.OpCopyInCompressed: true, wire.OpCopyIn3D: true, wire.OpCopyOut: true, wire.OpCopyOut3D: true,
-	wire.OpCopyInShared: true, wire.OpCopyOutShared: true,
+	wire.OpCopyInShared: true, wire.OpCopyOutShared: true, wire.OpCopyInBulk: true, wire.OpBulkOpen: true, wire.OpBulkDrop: true,
 	opCuStreamSynchronize: true, opCuStreamQuery: true, opCuEventSynchronize: true, opCuCtxSynchronize: true,
 	opCuEventCreate: true,
 }
@@ -77,7 +77,7 @@ func (s *session) beforeOp(op uint16) {
 }
 
 func (s *session) beforeOpConcerned(op uint16) {
-	if op == wire.OpCopyIn || op == wire.OpCopyInCompressed {
+	if op == wire.OpCopyIn || op == wire.OpCopyInCompressed || op == wire.OpCopyInBulk {
 		return // which says where it belongs
 	}
 	s.recordNoted()

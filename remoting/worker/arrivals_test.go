@@ -86,10 +86,16 @@ func TestArrived(t *testing.T) {
 // TestArrivedLater: a blocking copy behind other work holds up no stream that there is, but those that are made later; work that the
 // client gives behind the copy does not.
 func TestArrivedLater(t *testing.T) {
-	_, addr := startWorker(t, nil)
+	_, addr := startWorker(t, func(c *Config) { c.Bulk = 1 })
 	for name, arrive := range map[string]func(k *conn, at uint64){
 		"by its last frame": func(k *conn, at uint64) { k.oneway(wire.OpCopyIn, u64(at), u32(0), u32(1), fresh) },
-		"by a frame":        func(k *conn, at uint64) { k.copyIn(at, 0, fresh); k.arrived(0, 1) },
+		"by its last part": func(k *conn, at uint64) {
+			b := &bulkSession{conn: k, addr: addr}
+			b.Decode(wire.NewDecoder(k.wait(wire.OpBulkOpen, 1).payload))
+			put(k.t, b.mustOpen(wire.BulkToWorker), 1, fresh)
+			k.oneway(wire.OpCopyInBulk, u64(at), u64(1), u32(0), u32(1), u32(uint32(len(fresh))), u32(0))
+		},
+		"by a frame": func(k *conn, at uint64) { k.copyIn(at, 0, fresh); k.arrived(0, 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, at, hold := held(t, addr)

@@ -202,6 +202,10 @@ type conn struct {
 	bye     string
 	err     error
 	onHost  func(id uint32)
+	onData  func(id uint32, off int, b []byte) // in place of data
+	lag     func()                             // comes before a DATA frame is written
+	wrote   uint32                             // DATA and HOST frames
+	inData  int                                // bytes of DATA frames
 }
 
 type reply struct {
@@ -305,16 +309,19 @@ func (k *conn) frames() error {
 			return err
 		}
 		k.mu.Lock()
+		if lag := k.lag; lag != nil && h.Kind == wire.FrameData {
+			k.mu.Unlock()
+			lag()
+			k.mu.Lock()
+		}
 		switch h.Kind {
 		case wire.FrameReply:
 			k.replies[h.Call] = reply{h.Result, p}
 			k.order = append(k.order, fmt.Sprintf("reply %d", h.Call))
 		case wire.FrameData:
-			off := int(binary.LittleEndian.Uint64(p))
-			for len(k.data[h.Call]) < off+len(p)-8 {
-				k.data[h.Call] = append(k.data[h.Call], make([]byte, off+len(p)-8-len(k.data[h.Call]))...)
-			}
-			copy(k.data[h.Call][off:], p[8:])
+			k.deliver(h.Call, int(binary.LittleEndian.Uint64(p)), p[8:])
+			k.wrote++
+			k.inData += len(p) - 8
 			if h.Arg&wire.DataLast != 0 {
 				k.over[h.Call] = true
 				k.order = append(k.order, fmt.Sprintf("data %d", h.Call))
@@ -331,6 +338,7 @@ func (k *conn) frames() error {
 			k.trace = append(k.trace, p...)
 			k.traced = k.traced || h.Arg == wire.TraceLast
 		case wire.FrameHost:
+			k.wrote++
 			k.told = append(k.told, p)
 		case wire.FramePrint:
 			k.printed = append(k.printed, p...)
@@ -350,6 +358,18 @@ func (k *conn) frames() error {
 		k.cond.Broadcast()
 		k.mu.Unlock()
 	}
+}
+
+// deliver writes bytes from the device where they belong. mu is held.
+func (k *conn) deliver(id uint32, off int, b []byte) {
+	if k.onData != nil {
+		k.onData(id, off, b)
+		return
+	}
+	for len(k.data[id]) < off+len(b) {
+		k.data[id] = append(k.data[id], make([]byte, off+len(b)-len(k.data[id]))...)
+	}
+	copy(k.data[id][off:], b)
 }
 
 func (k *conn) write(h wire.Request, parts ...[]byte) {

@@ -2,11 +2,12 @@ package worker
 
 // Bulk data from the device. A COPY_OUT's chunks are copied to pinned slots, each followed by
 // an event and noted in the order of the calls (list). Whoever finds the event of the first
-// chunk complete sends it as a DATA frame straight from the slot: the deliverer thread, or a
-// waiter that is about to report a completion (flush).
+// chunk complete sends it as a DATA frame straight from the slot, or hands it to the bulk connections (bulk_out.go):
+// the deliverer thread, or a waiter that is about to report a completion (flush).
 //
-// Locking: sendMu keeps the order on the wire, mu guards the list and the free slots. The
-// memory of the slots belongs to inStaging.
+// Locking: sendMu keeps the order on the wire, mu guards the list, the free slots and what is out on bulk connections. mu is never
+// held while something is sent, and no bulk connection needs sendMu: whoever sends may be held up for as long as the client's
+// connection is lost. The memory of the slots belongs to inStaging.
 
 /*
 #include "driver.h"
@@ -31,6 +32,10 @@ type chunk struct {
 	ev   uint64
 	ctx  uint64
 	last bool
+	seq  uint64 // number of the chunk; those of a list ascend
+
+	big   bool   // it may go over a bulk connection
+	after uint32 // see BULK_PART
 }
 
 type outStaging struct {
@@ -44,13 +49,16 @@ type outStaging struct {
 	list   []chunk
 	mem    []byte
 	free   []int
-	async  bool // the deliverer runs
+	seq    uint64 // of the last chunk that was added
+	async  bool   // the deliverer runs
 	closed bool
+
+	bulkOut
 }
 
 func (o *outStaging) init(s *session) {
 	o.s = s
-	o.cond = sync.NewCond(&o.mu)
+	o.cond, o.work = sync.NewCond(&o.mu), sync.NewCond(&o.mu)
 }
 
 func (o *outStaging) setSlots(mem []byte) {
@@ -84,10 +92,15 @@ func (o *outStaging) acquire() int {
 		} else {
 			runtime.Gosched() // another thread is sending the last ones
 		}
-		o.flush()
+		held := o.push()
 		if err := o.s.wr.Flush(); err != nil {
 			o.s.leave("data", err)
 		}
+		o.mu.Lock()
+		for len(o.free) == 0 && o.waiting() && (held != 0 || len(o.list) == 0) {
+			o.cond.Wait()
+		}
+		o.mu.Unlock()
 	}
 }
 
@@ -95,51 +108,79 @@ func (o *outStaging) acquire() int {
 // caller sees to it that it is sent.
 func (o *outStaging) add(c chunk, async bool) {
 	o.mu.Lock()
+	o.seq++
+	c.seq = o.seq
 	o.list = append(o.list, c)
 	if async {
-		if !o.async {
-			o.async = true
-			go o.deliver()
-		}
-		o.cond.Signal()
+		o.wake()
 	}
 	o.mu.Unlock()
 }
 
+// wake has the deliverer send what there is. mu is held.
+func (o *outStaging) wake() {
+	if !o.async {
+		o.async = true
+		go o.deliver()
+	}
+	o.cond.Broadcast()
+}
+
 // flush sends every chunk that is complete. When it returns, all chunks that
-// were complete when it was called have been given to the writer, by whomever. The
+// were complete when it was called have been given to the writer, by whomever, or taken by the client. The
 // writer may hold the last one until its next Send or Flush, which the caller makes.
 func (o *outStaging) flush() {
 	o.mu.Lock()
-	n := len(o.list)
+	until := o.seq
 	o.mu.Unlock()
-	if n == 0 {
-		// Nothing listed; but the last ones may be on their way.
-		o.sendMu.Lock()
-		//lint:ignore SA2001 waits for the sender, and has nothing else to do
-		o.sendMu.Unlock()
-		return
+	for {
+		held := o.push()
+		if held > until {
+			held = 0
+		}
+		o.mu.Lock()
+		for o.waiting() && (held != 0 || o.owes(until)) {
+			o.cond.Wait()
+		}
+		over := held == 0 && !o.owes(until)
+		o.mu.Unlock()
+		if over {
+			return
+		}
 	}
+}
+
+// push sends the chunks that are complete, up to the first one that has to wait for answers to parts, whose number it returns; 0 if
+// there is none. It does not wait for answers.
+func (o *outStaging) push() (held uint64) {
 	o.sendMu.Lock()
 	defer o.sendMu.Unlock()
+	o.resend()
 	o.mu.Lock()
 	list := o.list
 	o.mu.Unlock()
+	if len(list) == 0 {
+		return 0
+	}
 	// Only holders of sendMu take from the list, and others only append: the
 	// part seen here stays as it is.
 	state := complete(list, (*chunk).state)
 	kept := make([]chunk, 0, len(list))
 	for i := range list {
-		if state[i] == C.CUDA_ERROR_NOT_READY {
-			kept = append(kept, list[i])
-		} else {
-			o.send(&list[i], state[i] != 0)
+		c := list[i]
+		switch {
+		case held != 0 || state[i] == C.CUDA_ERROR_NOT_READY:
+			kept = append(kept, c)
+		case !o.pass(&c, state[i] != 0):
+			held = c.seq
+			kept = append(kept, c)
 		}
 	}
 	o.mu.Lock()
 	o.list = append(kept, o.list[len(list):]...)
 	o.cond.Broadcast()
 	o.mu.Unlock()
+	return held
 }
 
 // complete asks which chunks may be sent, in their order: those of a delivery one after the other,
@@ -228,29 +269,37 @@ func (o *outStaging) deliver() {
 	relaxCapture()
 	for {
 		o.mu.Lock()
-		for len(o.list) == 0 {
+		for len(o.list) == 0 && len(o.lost) == 0 {
 			if o.closed {
 				o.mu.Unlock()
 				return
 			}
 			o.cond.Wait()
 		}
-		c := o.list[0]
+		var first uint64
+		if len(o.list) > 0 {
+			first = o.list[0].seq
+		}
 		o.mu.Unlock()
 		// Asking now and then instead of waiting in the driver: the event
 		// may be sent, reused or destroyed by others meanwhile.
 		for wait := 5 * time.Microsecond; ; wait = min(wait*2, 200*time.Microsecond) {
-			o.flush()
+			held := o.push()
 			if err := o.s.wr.Flush(); err != nil {
 				o.s.leave("data", err)
 			}
 			o.mu.Lock()
-			same := len(o.list) > 0 && o.list[0].id == c.id && o.list[0].off == c.off
+			for held != 0 && o.waiting() {
+				o.cond.Wait()
+			}
+			same := len(o.list) > 0 && o.list[0].seq == first
 			o.mu.Unlock()
 			if !same {
 				break
 			}
-			time.Sleep(wait)
+			if held == 0 {
+				time.Sleep(wait)
+			}
 		}
 	}
 }
@@ -291,7 +340,7 @@ func (s *session) startOut(id, streamID uint32, off, total uint64, ctx, stream u
 			return total, rc
 		}
 		next := off + uint64(n)
-		o.add(chunk{id: id, off: off, buf: buf[:n], slot: i, ev: ev, ctx: ctx, last: next == total}, async)
+		o.add(chunk{id: id, off: off, buf: buf[:n], slot: i, ev: ev, ctx: ctx, last: next == total, big: total >= bulkLeast}, async)
 		off = next
 		if total == 0 {
 			break
@@ -401,16 +450,13 @@ func (s *session) copyOutAll(streamID, id uint32, total uint64, on func(stream u
 func (s *session) drainTo(ev uint64) int32 {
 	for {
 		s.out.mu.Lock()
-		var first uint64
-		if len(s.out.list) > 0 {
-			first = s.out.list[0].ev
-		}
+		none := len(s.out.list) == 0
 		s.out.mu.Unlock()
-		if first == 0 {
+		if none {
 			return int32(C.sl_event_sync(C.uint64_t(ev)))
 		}
 		rc := C.sl_event_query(C.uint64_t(ev))
-		s.out.flush()
+		s.out.push()
 		if rc != C.CUDA_ERROR_NOT_READY {
 			// The driver gives out what kernels printed in a wait, not in a query.
 			return int32(C.sl_event_sync(C.uint64_t(ev)))

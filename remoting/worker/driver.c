@@ -255,6 +255,16 @@ int sl_pinned_free(void *p)
 	return CU(cuMemFreeHost, p);
 }
 
+int sl_host_register(void *p, uint64_t n)
+{
+	return CU(cuMemHostRegister_v2, p, n, CU_MEMHOSTREGISTER_PORTABLE);
+}
+
+int sl_host_unregister(void *p)
+{
+	return CU(cuMemHostUnregister, p);
+}
+
 int sl_host_map(void **p, uint64_t at, uint64_t n, int fd)
 {
 	int how = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;

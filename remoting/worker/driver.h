@@ -65,6 +65,9 @@ int sl_compile(void);
 int sl_potential_block(int *grid, int *block, uint64_t fn, uint64_t smem, int limit, uint32_t flags);
 int sl_pinned_alloc(void **p, uint64_t n);
 int sl_pinned_free(void *p);
+/* Registers memory of this process's, as portable. */
+int sl_host_register(void *p, uint64_t n);
+int sl_host_unregister(void *p);
 /*
  * Maps n bytes at the address, of the file fd or, if that is -1, of new memory, and registers them with the driver, as
  * portable and mapped at the same address. NOT_SUPPORTED where this process or the driver has something else there.

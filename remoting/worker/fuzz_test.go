@@ -208,6 +208,7 @@ func seedFrames() [][]byte {
 			frame(wire.OpKernelBind, 0, u32(1), u32(1), []byte{6, 0}, []byte("kernel")), frame(wire.OpKernelInfo, 4, u32(1), u32(0)),
 			launchFrame(7),
 			frame(opCuLibraryUnload, 0, u32(1))),
+		cat(activate, frame(wire.OpBulkOpen, 2), frame(wire.OpBulkDrop, 0, u64(1)), frame(wire.OpCopyInBulk, 0, u64(1<<40), u64(1), u32(0), u32(1), u32(100), u32(0))),
 		cat(activate, frame(opCuStreamCreate, 0, u32(1), u32(1)), frame(wire.OpCopyIn, 0, u64(1<<40), u32(1), u32(0), make([]byte, 100000)),
 			frame(wire.OpCopyOut, 0, u64(1<<40), u64(3<<20), u32(1), u32(1)), frame(wire.OpCopyOut, 5, u64(1<<40), u64(40<<20), u32(0), u32(2)),
 			frame(opCuStreamSynchronize, 6, u32(1)), frame(opCuStreamDestroy_v2, 0, u32(1))),

@@ -32,6 +32,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x12be4876, Sum: 0xb99bdfcc}, // cuArrayGetPlane
 	{ID: 0x130307f1, Sum: 0x8540074e}, // session LEASE
 	{ID: 0x138f5294, Sum: 0xfc017f28}, // cuTexRefSetAddressMode
+	{ID: 0x139cd5ad, Sum: 0x1f10e51a}, // message BULK_PART
 	{ID: 0x13ca4616, Sum: 0xc0438651}, // cuGraphEventWaitNodeSetEvent
 	{ID: 0x13d8e9a7, Sum: 0xf59ec463}, // cuEventDestroy_v2
 	{ID: 0x141ad0a9, Sum: 0xf8eef2fe}, // cuGraphMemAllocNodeGetParams
@@ -114,6 +115,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x3c4944ec, Sum: 0xa7671123}, // link_complete
 	{ID: 0x3cb52ff9, Sum: 0xbc01f042}, // cuIpcOpenEventHandle
 	{ID: 0x3cb73b72, Sum: 0x30e23beb}, // const SHM_WRITER
+	{ID: 0x3cdc8fcd, Sum: 0x1c1f6410}, // limit BULK_PART
 	{ID: 0x3cddeae7, Sum: 0x8540074e}, // const SPAN_COPY_OUT
 	{ID: 0x3d55a739, Sum: 0x66ebec5f}, // const SHM_HEAD
 	{ID: 0x3d853b87, Sum: 0x04a56d75}, // cuPointerGetAttribute
@@ -165,20 +167,24 @@ var apiForms = [...]wire.Form{
 	{ID: 0x5c1fd1e3, Sum: 0xe51faaef}, // const WORKER_INDEX
 	{ID: 0x5c364cb9, Sum: 0xd0b121fb}, // cuModuleUnload
 	{ID: 0x5cf0b533, Sum: 0xd1f67eb1}, // const PALETTE_NIBBLES
+	{ID: 0x5cf0ebd4, Sum: 0xb0bdd036}, // bulk_drop
 	{ID: 0x5dc9414c, Sum: 0xe2dd2c30}, // cuArray3DGetDescriptor_v2
 	{ID: 0x5e47ea2d, Sum: 0x6348fdc2}, // limit HOST_SHARE
 	{ID: 0x5e62ae56, Sum: 0x7fad1c96}, // cuSurfObjectGetResourceDesc
 	{ID: 0x5e89feea, Sum: 0x1279c954}, // trace
+	{ID: 0x5e94e8d0, Sum: 0x45f69ba2}, // message BULK_KEY
 	{ID: 0x5fb1cb6c, Sum: 0x57800970}, // cuGreenCtxGetDevResource
 	{ID: 0x60b36994, Sum: 0xe5ee3110}, // cuStreamWaitValue32
 	{ID: 0x60e45f08, Sum: 0xadcd705e}, // cuMemPoolExportPointer
 	{ID: 0x6120cf98, Sum: 0x8e6ab62d}, // cuMemSetMemPool
 	{ID: 0x615e899d, Sum: 0x91cbf618}, // thread_stream
 	{ID: 0x6305b477, Sum: 0x5a4f742c}, // const OP_CONTROL
+	{ID: 0x63effc92, Sum: 0xc7753539}, // copy_in_bulk
 	{ID: 0x646ee698, Sum: 0x11c0f6e7}, // frame HOSTFN
 	{ID: 0x64d162aa, Sum: 0x709e19f3}, // cuGraphNodeGetDependencies
 	{ID: 0x650d2151, Sum: 0x5b65a114}, // host_merge
 	{ID: 0x652f040e, Sum: 0xb54e18a7}, // cuMipmappedArrayGetSparseProperties
+	{ID: 0x656ce659, Sum: 0xd1f67eb1}, // limit BULK
 	{ID: 0x65923568, Sum: 0xd7f1783c}, // cuSurfObjectCreate
 	{ID: 0x65937be7, Sum: 0x694ac9f9}, // cuGraphMemcpyNodeSetParams
 	{ID: 0x660c9fc6, Sum: 0x6c5d9419}, // cuTensorMapEncodeIm2colWide
@@ -247,6 +253,8 @@ var apiForms = [...]wire.Form{
 	{ID: 0x8a144fd4, Sum: 0x5da7129d}, // host_share
 	{ID: 0x8a747083, Sum: 0x73b2866b}, // const VERSION
 	{ID: 0x8b77c11b, Sum: 0x73b2866b}, // const PRINT_STDERR
+	{ID: 0x8b9e7565, Sum: 0x2c418ba6}, // limit BULK_DROPS
+	{ID: 0x8be5be58, Sum: 0x8f05e395}, // bulk_open
 	{ID: 0x8cd5dea6, Sum: 0x63afb93e}, // cuMemPoolImportFromShareableHandle
 	{ID: 0x8d117eb9, Sum: 0x0104ec62}, // message DEVICE_HEAD
 	{ID: 0x8d3d715f, Sum: 0xc4254184}, // cuMemPoolTrimTo
@@ -262,6 +270,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x94f8aa71, Sum: 0xddf6d6cd}, // message DATA
 	{ID: 0x95a8263d, Sum: 0x07129981}, // cuTexObjectGetResourceDesc
 	{ID: 0x95a92eaa, Sum: 0x683657ad}, // const KEEPALIVE_LEAST_MS
+	{ID: 0x9625c04c, Sum: 0x11c0f6e7}, // session BULK
 	{ID: 0x965e2271, Sum: 0x2b8a2179}, // cuTexRefGetFilterMode
 	{ID: 0x97d1df0e, Sum: 0xeaa9902a}, // cuGraphChildGraphNodeGetGraph
 	{ID: 0x99ca7681, Sum: 0x91a82785}, // const SPAN_LOST
@@ -354,6 +363,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xcb9c2fe7, Sum: 0xbf41a85a}, // message REPLY
 	{ID: 0xcc3a3118, Sum: 0x6077313d}, // cuGreenCtxRecordEvent
 	{ID: 0xccaa74b5, Sum: 0xaa2974fa}, // cuCtxDestroy_v2
+	{ID: 0xcd702555, Sum: 0x73b2866b}, // const BULK_TO_CLIENT
 	{ID: 0xce7c4267, Sum: 0x7d122def}, // handle LIBRARY
 	{ID: 0xcfce1ed3, Sum: 0x29675214}, // cuGraphAddEmptyNode
 	{ID: 0xd054273a, Sum: 0x6469dda6}, // cuMemGetAllocationPropertiesFromHandle
@@ -375,6 +385,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xd9d244fd, Sum: 0x10c3e4ca}, // cuArrayGetMemoryRequirements
 	{ID: 0xd9f4573e, Sum: 0x218b15e1}, // cuTexRefSetFlags
 	{ID: 0xda55ab5d, Sum: 0xce560aab}, // observe_text
+	{ID: 0xda8fdbad, Sum: 0x8a69d34d}, // message BULK_TAKEN
 	{ID: 0xdab0b4fe, Sum: 0x7b5f8f23}, // cuTensorMapEncodeTiled
 	{ID: 0xdac7305c, Sum: 0xf6dad745}, // cuTexRefSetMipmapFilterMode
 	{ID: 0xdb6984e6, Sum: 0x73b2866b}, // frame REPLY
@@ -385,6 +396,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xdc9d80fe, Sum: 0x9e4fa185}, // cuFuncSetSharedMemConfig
 	{ID: 0xde6a3e34, Sum: 0xca74705e}, // cuGraphExecDestroy
 	{ID: 0xde879118, Sum: 0xc7b74727}, // const SHM_READER
+	{ID: 0xded381ed, Sum: 0x66ebec5f}, // const BULK_TO_WORKER
 	{ID: 0xdf08305e, Sum: 0x17a05b5a}, // cuUserObjectRelease
 	{ID: 0xdf2cbb59, Sum: 0x9a9fa061}, // cuStreamGetCaptureInfo_v2
 	{ID: 0xdf63b897, Sum: 0x1ce8bfe0}, // observe_more

@@ -39,6 +39,7 @@ var controlPayloads = map[string][]byte{
 	"HOST_WRITE": cat(u64(hostAt), u32(0), u32(0), []byte{1}), "HOST_MERGE": cat(u64(hostAt), u32(8), u32(0), make([]byte, 9)),
 	"TRACE":      cat(u32(1), u32(0)),
 	"HOST_WATCH": cat(u64(hostAt), u64(8)), "HOST_SHARE": cat(u64(hostAt), u64(4096), u64(0)),
+	"BULK_OPEN": nil, "COPY_IN_BULK": cat(u64(1<<40), u64(1), u64(0), u64(1)), "BULK_DROP": u64(1),
 	"COPY_IN_SHARED": cat(u64(1<<40), u64(hostAt), u64(1), u64(0)), "COPY_OUT_SHARED": cat(u64(1<<40), u64(hostAt), u64(1), u64(0)),
 }
 
@@ -189,6 +190,12 @@ func TestKinds(t *testing.T) {
 		case wire.SessionTrace: // of another session, which a worker by hand does not give
 			if _, _, err := dialHello(addr, testHello(kind)); err == nil || !strings.Contains(err.Error(), "sluice trace") {
 				t.Errorf("a trace of a worker by hand: %v", err)
+			}
+		case wire.SessionBulk: // carries bytes of a session of another kind: there is none of that number
+			h := testHello(kind)
+			h.Mem = account.MaxSlots - 1
+			if _, _, err := dialHello(addr, h); err == nil || !strings.Contains(err.Error(), "no such session") {
+				t.Errorf("a bulk connection without a session: %v", err)
 			}
 		default:
 			if wire.SessionKnown(kind) {

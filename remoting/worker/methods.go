@@ -50,6 +50,7 @@ func (s *session) leaveContext(id uint32, c *cudaContext) {
 		s.in.leave(s, c.real)
 		s.endGreens(id)
 	}
+	s.bulk.leave(c.real)
 	s.waiters.leave(c.real)
 	s.followed.forget(func(r *record) bool { return r.place.ctx == c.real })
 	s.arrived.leave(s, c.real)

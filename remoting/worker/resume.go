@@ -127,7 +127,7 @@ func (r *resumption) handle(a *attaching, raw bool) {
 	var b [wire.AttachSize]byte
 	err := unix.SetNonblock(a.fd, false)
 	if err == nil && raw {
-		err = readAttachHello(a.fd)
+		err = readFurtherHello(a.fd, wire.SessionAttach, "where a lost connection is to be made again")
 	}
 	if err == nil {
 		err = readWithin(a.fd, b[:], helloTime)
@@ -160,8 +160,8 @@ func abandoned(fd int) bool {
 	return n == 0 && err == nil || errors.Is(err, unix.ECONNRESET)
 }
 
-// readAttachHello reads the HELLO that comes before ATTACH.
-func readAttachHello(fd int) error {
+// readFurtherHello reads the HELLO of a further connection, of the kind that is made at this place. A refusal has been told when it returns.
+func readFurtherHello(fd int, kind uint32, where string) error {
 	var b [wire.HelloSize]byte
 	if err := readWithin(fd, b[:], helloTime); err != nil {
 		return err
@@ -171,8 +171,8 @@ func readAttachHello(fd int) error {
 		return err
 	}
 	status, err := judge(&h)
-	if err == nil && h.Kind != wire.SessionAttach {
-		status, err = wire.StatusVersion, fmt.Errorf("a client says hello as kind %d where a lost connection is to be made again", h.Kind)
+	if err == nil && h.Kind != kind {
+		status, err = wire.StatusVersion, fmt.Errorf("a client says hello as kind %d %s", h.Kind, where)
 	}
 	if err != nil {
 		refuseSocket(fd, status, err)

@@ -111,6 +111,7 @@ type session struct {
 	// Shared; each part says how.
 	failures failures
 	out      outStaging
+	bulk     bulk
 	waiters  waiters
 	followed follower
 	events   eventPools
@@ -137,6 +138,7 @@ func newSession(log *slog.Logger, stream wire.Stream, l ledger, st *store.Store)
 	s.images.init()
 	s.ipc.init(s)
 	s.out.init(s)
+	s.bulk.init(s)
 	s.waiters.init(s)
 	s.followed.init(s)
 	s.events.init()
@@ -190,7 +192,7 @@ func (s *session) run() error {
 		}
 		if s.hdr.Call != 0 {
 			s.counts.Waits++
-			atomic.StoreUint64(&s.counts.BytesOut, s.wr.Sent())
+			atomic.StoreUint64(&s.counts.BytesOut, s.wr.Sent()+s.bulk.sent.Load())
 			if !s.pending {
 				if err := s.reply(s.hdr.Op, s.hdr.Call, rc, s.enc.Buf()); err != nil {
 					return err
@@ -231,6 +233,8 @@ func (s *session) frame() (int32, error) {
 		return s.hostFnDone(p), nil
 	case wire.OpTrace:
 		return s.traceFrame(p), nil
+	case wire.OpBulkOpen, wire.OpCopyInBulk, wire.OpBulkDrop:
+		return s.bulkOp(p), nil
 	case wire.OpKernelBind:
 		return s.kernelBind(p), nil
 	case wire.OpObserve, wire.OpObserveMore, wire.OpObserveLinks, wire.OpObserveText, wire.OpObserveFacts:
@@ -442,7 +446,7 @@ func (s *session) beat() {
 	defer t.Stop()
 	for range t.C {
 		s.noteLink()
-		atomic.StoreUint64(&s.counts.BytesOut, s.wr.Sent())
+		atomic.StoreUint64(&s.counts.BytesOut, s.wr.Sent()+s.bulk.sent.Load())
 		if err := s.wr.Send(&wire.Reply{Kind: wire.FrameBeat}, nil, nil); err != nil {
 			s.leave("client does not answer", err)
 		}

@@ -87,10 +87,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	if c.again != nil {
 		c.again.cuts = acct.Cuts()
 	}
-	if s.ipc.exports != nil {
-		s.ipc.exports.OnAttach(c.attachable())
-		s.ipc.exports.OnTrace(s.traceTo)
-	}
+	s.takeConnections(c, st)
 	if !c.welcome(&s.snap, st.Hello.Fingerprint == apiFingerprint) {
 		return nil
 	}
@@ -110,6 +107,19 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	s.store.Settle(placed)
 	s.exit(0)
 	return nil
+}
+
+// takeConnections says who gets further connections of the lease's.
+func (s *session) takeConnections(c *client, st *control.Start) {
+	if s.ipc.exports == nil {
+		return
+	}
+	if !s.shm {
+		s.bulk.most = int(min(st.Bulk, wire.MaxBulk))
+	}
+	s.ipc.exports.OnAttach(c.attachable())
+	s.ipc.exports.OnTrace(s.traceTo)
+	s.ipc.exports.OnBulk(s.bulk.take)
 }
 
 // watchEnds ends the process when the client is gone, or its starter, from which a detached session has parted.

@@ -51,6 +51,7 @@ type Config struct {
 	Keepalive time.Duration
 	Grace     time.Duration // how long a session waits for a client whose connection was lost; 0: not at all
 	Plain     bool          // clients may not compress what they send
+	Bulk      int           // bulk connections of a session for each direction; 0: none
 	Session   SessionConfig
 	Turns     *Turns // how the devices' time is shared; nil: as the driver does
 	// Exe and Args start a session process ("session" is appended) or the
@@ -338,7 +339,10 @@ func (s *Supervisor) hello(c net.Conn, said func()) {
 	}
 	switch h.Kind {
 	case wire.SessionAttach:
-		s.serveAttach(c, &h)
+		s.pass(c, &h, (*exchange.Broker).Attach)
+		return
+	case wire.SessionBulk:
+		s.pass(c, &h, (*exchange.Broker).Bulk)
 		return
 	case wire.SessionTrace:
 		refuse(c, wire.StatusLease, "a worker that was started by hand gives no traces of sessions that run; start the program with sluice trace")
@@ -541,8 +545,8 @@ func (s *Supervisor) serveSession(c net.Conn, h *wire.Hello) {
 	log.Info("session over", "status", p.Cmd.ProcessState.String())
 }
 
-// serveAttach passes a client's new connection to its session.
-func (s *Supervisor) serveAttach(c net.Conn, h *wire.Hello) {
+// pass passes a client's further connection to its session.
+func (s *Supervisor) pass(c net.Conn, h *wire.Hello, how func(b *exchange.Broker, slot, fd int, raw bool) error) {
 	s.mu.Lock()
 	l := s.leases[h.Token]
 	s.mu.Unlock()
@@ -552,7 +556,7 @@ func (s *Supervisor) serveAttach(c net.Conn, h *wire.Hello) {
 	}
 	f, err := socketOf(c)
 	if err == nil {
-		err = l.broker.Attach(int(h.Mem), int(f.Fd()), false)
+		err = how(l.broker, int(h.Mem), int(f.Fd()), false)
 		f.Close()
 	}
 	switch {
@@ -608,6 +612,7 @@ func (s *Supervisor) hand(p *control.Process, c net.Conn, h *wire.Hello, l *leas
 	st.Snapshot.KeepaliveMS = uint32(s.cfg.Keepalive / time.Millisecond)
 	st.GraceMS = uint32(s.cfg.Grace / time.Millisecond)
 	st.Compress = !s.cfg.Plain
+	st.Bulk = uint32(s.cfg.Bulk)
 	st.Snapshot.Devices = append([]wire.Device(nil), s.facts.Snapshot.Devices...)
 	for i := range st.Snapshot.Devices {
 		st.Snapshot.Devices[i].TotalMem = l.Cap(i)

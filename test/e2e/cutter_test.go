@@ -22,11 +22,14 @@ type cutter struct {
 	left   int               // cuts still to be made
 	silent int               // percent of the cuts after which both sides hear nothing more, and are told nothing
 	most   int               // bytes until a cut
+	bulk   bool              // bulk connections are cut, too
+	only   bool              // ... and no others
 	keep   map[net.Conn]bool // open
 	down   bool              // new connections are closed
 	cuts   atomic.Int64
 	first  atomic.Int64 // connections that began a session
 	again  atomic.Int64 // connections that went on with one
+	bulks  atomic.Int64 // bulk connections
 }
 
 // newCutter makes so many cuts, each after up to most bytes of a connection.
@@ -93,6 +96,13 @@ func (c *cutter) plan() (bytes int64, up bool, how string) {
 	return int64(1 + c.rand.IntN(limit)), c.rand.IntN(2) == 0, how
 }
 
+func (c *cutter) cutsKind(kind uint32) bool {
+	if kind == wire.SessionBulk {
+		return c.bulk
+	}
+	return !c.only && (kind == wire.SessionAttach || kind == wire.SessionCompute)
+}
+
 // relay passes one connection on until it is cut.
 func (c *cutter) relay(client *net.TCPConn) {
 	server, err := net.Dial("tcp", c.to)
@@ -120,15 +130,21 @@ func (c *cutter) relay(client *net.TCPConn) {
 	var h wire.Hello
 	_ = h.Decode(&hello)
 	var armed atomic.Bool
-	if h.Kind == wire.SessionAttach {
+	switch h.Kind {
+	case wire.SessionAttach:
 		c.again.Add(1)
 		armed.Store(true)
-	} else {
+	case wire.SessionBulk:
+		c.bulks.Add(1)
+		armed.Store(true)
+	default:
 		c.first.Add(1)
 	}
-	limit, up, how := c.plan()
-	if h.Kind != wire.SessionAttach && h.Kind != wire.SessionCompute {
-		limit = 0
+	var limit int64
+	var up bool
+	var how string
+	if c.cutsKind(h.Kind) {
+		limit, up, how = c.plan()
 	}
 	var once sync.Once
 	var mute atomic.Bool

@@ -541,6 +541,9 @@ var controls = map[string]func(g *grammar) []byte{
 	"OBSERVE_TEXT":  func(g *grammar) []byte { return u32s(uint32(g.r.IntN(3)), uint32(g.r.IntN(20))) },
 	"OBSERVE_FACTS": func(g *grammar) []byte { return u32s(uint32(g.r.IntN(3))) },
 	"HOST_SHARE":    nil, // it needs a descriptor
+	"BULK_OPEN":     func(*grammar) []byte { return nil },
+	"BULK_DROP":     func(g *grammar) []byte { return u64s(uint64(g.r.IntN(20))) },
+	"COPY_IN_BULK":  nil, // it needs a part that has come
 	"HOSTFN_DONE":   nil, "BEAT": nil, "OBSERVE": nil,
 }
 
@@ -608,7 +611,7 @@ func (g *grammar) frame() sent {
 		switch f.name {
 		case "COPY_OUT", "COPY_OUT_3D", "EVENT_WATCH":
 			f.wait = g.r.IntN(2) == 0
-		case "THREAD_STREAM", "KERNEL_BIND", "LAUNCH", "COPY_IN", "COPY_IN_COMPRESSED", "COPY_IN_3D", "ARRIVED", "LAUNCH_HOST", "HOST_WRITE", "HOST_MERGE", "HOST_UNMAP", "HOST_WATCH", "IMAGE_CHUNK", "TRACE":
+		case "THREAD_STREAM", "KERNEL_BIND", "LAUNCH", "COPY_IN", "COPY_IN_COMPRESSED", "COPY_IN_3D", "ARRIVED", "LAUNCH_HOST", "HOST_WRITE", "HOST_MERGE", "HOST_UNMAP", "HOST_WATCH", "IMAGE_CHUNK", "TRACE", "BULK_DROP":
 			f.wait = false
 		}
 	} else {

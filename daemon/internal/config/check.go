@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 var nameRE = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,62})$`)
@@ -156,6 +158,7 @@ func (p *parser) ranges() {
 	}
 	count("lease.max_per_gpu", c.Lease.MaxPerGPU, 1, 100)
 	count("session.max_per_lease", c.Session.MaxPerLease, 1, 240)
+	count("session.bulk_connections", c.Session.Bulk, 0, wire.MaxBulk)
 	count("owner.warm", c.Owner.Warm, 0, 16)
 	count("worker.pids_max", c.Worker.PidsMax, 64, 1<<16)
 	count("worker.cpus", c.Worker.CPUs, 0, 1<<12)

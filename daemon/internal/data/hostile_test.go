@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 // speak is a client that the test writes by hand: it answers the server's last
@@ -120,6 +121,11 @@ func TestTickets(t *testing.T) {
 	}
 	if _, err := g.Server.Offer(lease.SessionRequest{Lease: "l2"}); err != nil {
 		t.Errorf("another lease suffers: %v", err)
+	}
+	for i := range maxBulkTickets + 1 { // which count for themselves
+		if _, err := g.Server.Offer(lease.SessionRequest{Lease: "l1", Kind: wire.BulkKind(7)}); (err == nil) != (i < maxBulkTickets) {
+			t.Errorf("bulk connection %d: %v", i, err)
+		}
 	}
 	g.tickets.mu.Lock()
 	g.tickets.now = func() time.Time { return time.Now().Add(11 * time.Second) }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 const (
@@ -18,6 +19,8 @@ const (
 	maxWrong = 3
 	// maxProbes is the most tickets of probes, which an owner lets in one after the other: those of some that were given up.
 	maxProbes = 64
+	// maxBulkTickets is the most tickets for bulk connections of a lease, which count for themselves: a process opens some at a time.
+	maxBulkTickets = 4 * wire.MaxBulk
 )
 
 // ticket is good for one connection.
@@ -30,12 +33,15 @@ type ticket struct {
 	wrong   int
 }
 
-// kept is by what tickets are counted: of probes all together. No lease has such an id.
-func kept(lease string, probe taker) string {
+// kept is by what tickets are counted: of probes all together, and of a lease those for bulk connections and the others. No lease has such an id.
+func kept(r *lease.SessionRequest, probe taker) string {
 	if probe != nil {
 		return "probe"
 	}
-	return lease
+	if _, ok := wire.Bulks(r.Kind); ok {
+		return "bulk " + r.Lease
+	}
+	return r.Lease
 }
 
 // named adds to an error that the ticket was a probe's: in logs it stands for no lease. k may be nil.
@@ -69,9 +75,13 @@ func (t *tickets) add(r lease.SessionRequest, key tls.Certificate, probe taker) 
 	_, _ = rand.Read(secret[:])
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now, most, by := t.now(), t.perLease, kept(r.Lease, probe)
-	if probe != nil {
+	now, most, by := t.now(), t.perLease, kept(&r, probe)
+	_, bulk := wire.Bulks(r.Kind)
+	switch {
+	case probe != nil:
 		most = maxProbes
+	case bulk:
+		most = maxBulkTickets
 	}
 	if len(t.out) >= maxTickets || t.count[by] >= most || now.Sub(t.swept) >= time.Second {
 		t.expire(now)
@@ -80,6 +90,8 @@ func (t *tickets) add(r lease.SessionRequest, key tls.Certificate, probe taker) 
 	switch {
 	case n >= most && probe != nil:
 		return id, secret, lease.Errorf(lease.Conflict, "%d connections of probes have not been used; try again in %v", n, t.life)
+	case n >= most && bulk:
+		return id, secret, lease.Errorf(lease.NoRoom, "lease %s: %d bulk connections are being made already", r.Lease, n)
 	case n >= most:
 		return id, secret, lease.Errorf(lease.NoRoom, "lease %s: %d sessions are being opened already; see session.max_per_lease", r.Lease, n)
 	case len(t.out) >= maxTickets:
@@ -148,7 +160,7 @@ func (t *tickets) expire(now time.Time) {
 // drop forgets a ticket. t.mu is held.
 func (t *tickets) drop(id [16]byte, k *ticket) {
 	delete(t.out, id)
-	by := kept(k.request.Lease, k.probe)
+	by := kept(&k.request, k.probe)
 	if t.count[by]--; t.count[by] <= 0 {
 		delete(t.count, by)
 	}

@@ -196,7 +196,9 @@ func (s *Socket) answer(c *net.UnixConn) {
 	}
 	defer f.Close()
 	s.set.point("open-b-connected")
-	if _, traces := wire.Traces(q.Kind); !local && !traces && q.PID != 0 && who.fd >= 0 && cfg.Opened != nil {
+	_, traces := wire.Traces(q.Kind)
+	_, bulk := wire.Bulks(q.Kind) // whose session is known already
+	if !local && !traces && !bulk && q.PID != 0 && who.fd >= 0 && cfg.Opened != nil {
 		if fd, err := unix.FcntlInt(uintptr(who.fd), unix.F_DUPFD_CLOEXEC, 0); err == nil {
 			cfg.Opened(owners[r.index], q, fd)
 		}

@@ -261,7 +261,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 		Shared:  filepath.Join(cfg.RunDir, "shared"),
 		LibCUDA: cfg.Owner.LibCUDA, LibNVML: cfg.Owner.LibNVML,
 		Store: cfg.StoreDir(), StoreLimit: int64(cfg.Owner.StoreLimit), StoreTotal: int64(cfg.Owner.StoreTotal), StoreKeepFree: int64(cfg.Owner.StoreKeepFree),
-		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive, Grace: cfg.Session.Grace, Compress: cfg.Session.Compress,
+		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive, Grace: cfg.Session.Grace, Compress: cfg.Session.Compress, Bulk: cfg.Session.Bulk,
 		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev, Sandbox: sandboxMode(cfg),
 		MinUID: uint32(cfg.Users.UIDMin), RootUID: rootUID, RootGID: rootGID,
 		Cgroup: cfg.Worker.Cgroup, MemoryMax: memoryMax(cfg), PidsMax: cfg.Worker.PidsMax, CPUs: cfg.Worker.CPUs,

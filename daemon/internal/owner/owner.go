@@ -97,6 +97,8 @@ type Attacher interface {
 	Attachable(leaseID string, n int) bool
 	// Attach passes it one, which stays the caller's to close.
 	Attach(leaseID string, n int, conn *os.File) error
+	// Bulk passes it a bulk connection, which stays the caller's to close.
+	Bulk(leaseID string, n int, conn *os.File) error
 	// Trace passes a connection over which a trace is wanted to the session of a process of the lease's host. It stays the caller's to close.
 	Trace(leaseID string, pid uint32, conn *os.File) error
 	// EndClient ends the sessions of a process of the lease's host, unless they end by themselves at once.

@@ -40,7 +40,7 @@ func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) 
 	if tickets == nil {
 		return lease.Offer{}, lease.Errorf(lease.Down, "owner %s does not listen for data yet; ask again", o.cfg.Name)
 	}
-	if n, ok := wire.Attaches(r.Kind); ok {
+	if n, ok := ofSession(r.Kind); ok {
 		if a, can := o.cfg.Workers.(Attacher); !can || !a.Attachable(r.Lease, int(n)) {
 			return lease.Offer{}, lease.Errorf(lease.NotFound, "lease %s has no session %d at owner %s: it has ended", r.Lease, n, o.cfg.Name)
 		}
@@ -57,6 +57,14 @@ func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) 
 	}
 	o.point("open-1-offered")
 	return offer, nil
+}
+
+// ofSession gives the session for which its client asks for a further connection.
+func ofSession(kind uint32) (n uint32, ok bool) {
+	if n, ok = wire.Attaches(kind); !ok {
+		n, ok = wire.Bulks(kind)
+	}
+	return n, ok
 }
 
 // usable returns the lease that r names, if host may have a session on it. mu is held.
@@ -100,6 +108,9 @@ func (o *Owner) Admit(ctx context.Context, r lease.SessionRequest, conn *os.File
 	if pid, ok := wire.Traces(r.Kind); ok {
 		return o.trace(r, pid, conn)
 	}
+	if n, ok := wire.Bulks(r.Kind); ok {
+		return o.bulk(r, int(n), conn)
+	}
 	s, err := o.admitSession(ctx, r, conn)
 	if err != nil {
 		o.refused("", r, err)
@@ -140,6 +151,22 @@ func (o *Owner) trace(r lease.SessionRequest, pid uint32, conn *os.File) error {
 		return err
 	}
 	o.log.Info("session traced", "lease", r.Lease, "client_pid", pid, "by", form.Name(r.Program), "by_pid", r.PID)
+	return nil
+}
+
+// bulk passes a bulk connection to its session, which decides whether it is its client's.
+func (o *Owner) bulk(r lease.SessionRequest, n int, conn *os.File) error {
+	o.mu.RLock()
+	_, err := o.usable("", r)
+	o.mu.RUnlock()
+	if a, can := o.cfg.Workers.(Attacher); err == nil && can {
+		err = a.Bulk(r.Lease, n, conn)
+	}
+	if err != nil {
+		o.refused("", r, err)
+		return err
+	}
+	o.log.Debug("bulk connection", "lease", r.Lease, "number", n, "client", form.Name(r.Program), "client_pid", r.PID)
 	return nil
 }
 

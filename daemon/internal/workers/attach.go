@@ -33,6 +33,16 @@ func (p *Pool) Attachable(id string, n int) bool {
 
 // Attach implements owner.Attacher.
 func (p *Pool) Attach(id string, n int, conn *os.File) error {
+	return p.pass(id, n, conn, (*exchange.Broker).Attach)
+}
+
+// Bulk implements owner.Attacher.
+func (p *Pool) Bulk(id string, n int, conn *os.File) error {
+	return p.pass(id, n, conn, (*exchange.Broker).Bulk)
+}
+
+// pass passes a connection whose HELLO nobody has read to a session.
+func (p *Pool) pass(id string, n int, conn *os.File, how func(b *exchange.Broker, slot, fd int, raw bool) error) error {
 	p.mu.Lock()
 	l := p.leases[id]
 	p.mu.Unlock()
@@ -44,7 +54,7 @@ func (p *Pool) Attach(id string, n int, conn *os.File) error {
 		return err
 	}
 	var aerr error
-	if err := raw.Control(func(fd uintptr) { aerr = l.broker.Attach(n, int(fd), true) }); err != nil {
+	if err := raw.Control(func(fd uintptr) { aerr = how(l.broker, n, int(fd), true) }); err != nil {
 		return err
 	}
 	if errors.Is(aerr, exchange.ErrAbsent) {

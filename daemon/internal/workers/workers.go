@@ -64,6 +64,7 @@ type Config struct {
 	Warm       int // processes kept ready for each GPU
 	Keepalive  time.Duration
 	Compress   bool          // clients may compress what they send
+	Bulk       int           // bulk connections of a session for each direction; 0: none
 	Grace      time.Duration // how long a session waits for a client whose connection was lost; 0: not at all
 	Seccomp    bool
 	ConfineDev bool
@@ -250,7 +251,7 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 	if r.PID != 0 { // without a process id nobody could say that the client has ended
 		st.GraceMS = uint32(p.grace(l) / time.Millisecond)
 	}
-	st.Compress = p.cfg.Compress
+	st.Compress, st.Bulk = p.cfg.Compress, uint32(p.cfg.Bulk)
 	st.Hello.Kind = r.Kind // the client must keep to this kind: others counts the sessions by it
 	if err := p.launch(ctx, s, l, st, conn, gpus); err != nil {
 		level := slog.LevelError

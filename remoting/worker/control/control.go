@@ -159,6 +159,8 @@ type Start struct {
 	GraceMS uint32 `json:",omitempty"`
 	// Compress allows copies to the device that the client has compressed.
 	Compress bool `json:",omitempty"`
+	// Bulk is how many bulk connections the client may have for each direction, 0 for none.
+	Bulk uint32 `json:",omitempty"`
 	// Exchange says that a descriptor comes for the session's link to the others of its lease, see package exchange.
 	// It comes before those of the schedules.
 	Exchange bool `json:",omitempty"`

@@ -20,6 +20,7 @@ import (
 //	call      broker to session   packetCall, 0, 0, with a connection to a session that wants one of its exports
 //	attach    broker to session   packetAttach, 0, 0 or packetRaw, with a connection to a client that wants to go on
 //	trace     broker to session   packetTrace, 0, 0, with a connection to a client that wants a trace, whose HELLO nobody has read
+//	bulk      broker to session   packetBulk, 0, 0 or packetRaw, with a bulk connection to the session's client
 const (
 	requestSize = 8
 	packetSize  = 12
@@ -28,6 +29,7 @@ const (
 	packetCall   = 2
 	packetAttach = 3
 	packetTrace  = 4
+	packetBulk   = 5
 
 	packetRaw = 1 // in place of a status: nobody has read the client's HELLO
 
@@ -97,6 +99,17 @@ var ErrAbsent = errors.New("exchange: no such session")
 // Attach passes a client's new connection to the session in a slot. raw says that the HELLO has not been read. The
 // descriptor stays the caller's.
 func (b *Broker) Attach(slot, fd int, raw bool) error {
+	return b.pass(slot, packetAttach, fd, raw)
+}
+
+// Bulk passes a bulk connection of its client's to the session in a slot, as Attach does. A session of a release before this one
+// closes the connection.
+func (b *Broker) Bulk(slot, fd int, raw bool) error {
+	return b.pass(slot, packetBulk, fd, raw)
+}
+
+// pass sends a client's connection to the session in a slot.
+func (b *Broker) pass(slot int, kind uint32, fd int, raw bool) error {
 	b.mu.Lock()
 	c := b.lines[slot]
 	b.mu.Unlock()
@@ -107,19 +120,13 @@ func (b *Broker) Attach(slot, fd int, raw bool) error {
 	if raw {
 		status = packetRaw
 	}
-	return send(c, packetAttach, 0, status, fd)
+	return send(c, kind, 0, status, fd)
 }
 
 // Trace passes the session in a slot a connection to a client that wants a trace of it. A session of a release before this one
 // closes the connection. The descriptor stays the caller's.
 func (b *Broker) Trace(slot, fd int) error {
-	b.mu.Lock()
-	c := b.lines[slot]
-	b.mu.Unlock()
-	if c == nil {
-		return ErrAbsent
-	}
-	return send(c, packetTrace, 0, 0, fd)
+	return b.pass(slot, packetTrace, fd, false)
 }
 
 // serve answers the requests of one session, one after another. Descriptors that come with them are dropped by the

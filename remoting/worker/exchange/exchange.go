@@ -120,6 +120,9 @@ func (e *Exports) OnAttach(f func(fd int, raw bool)) { e.link.OnAttach(f) }
 // OnTrace has f called with connections over which a trace of the session is wanted, see Link.OnTrace.
 func (e *Exports) OnTrace(f func(fd int)) { e.link.OnTrace(f) }
 
+// OnBulk has f called with bulk connections of the session's client, see Link.OnBulk.
+func (e *Exports) OnBulk(f func(fd int, raw bool)) { e.link.OnBulk(f) }
+
 // Slot is the number of this session in its lease's account.
 func (e *Exports) Slot() int { return e.slot }
 

@@ -354,3 +354,46 @@ func TestEarlyNewcomers(t *testing.T) {
 		}
 	}
 }
+
+// A bulk connection is passed on with what has been read of it, and closed before the session takes any.
+func TestBulk(t *testing.T) {
+	b := lease(t)
+	e := session(t, b, 0)
+	pass := func(slot int, raw bool) (far int, err error) {
+		p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(p[1]) })
+		defer unix.Close(p[0])
+		return p[1], b.Bulk(slot, p[0], raw)
+	}
+	var c [1]byte
+	far, err := pass(0, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := unix.Read(far, c[:]); n != 0 || err != nil {
+		t.Errorf("before the session takes any: %d, %v", n, err)
+	}
+	e.OnBulk(func(fd int, raw bool) {
+		what := byte(1)
+		if raw {
+			what = 2
+		}
+		_, _ = unix.Write(fd, []byte{what})
+		unix.Close(fd)
+	})
+	for raw, want := range map[bool]byte{false: 1, true: 2} {
+		far, err := pass(0, raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := unix.Read(far, c[:]); n != 1 || c[0] != want || err != nil {
+			t.Errorf("raw %v: %d, %d, %v", raw, n, c[0], err)
+		}
+	}
+	if _, err := pass(1, true); !errors.Is(err, ErrAbsent) {
+		t.Errorf("a slot without a session: %v", err)
+	}
+}

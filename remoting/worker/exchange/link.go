@@ -29,6 +29,7 @@ type Link struct {
 	attach  func(int, bool)       // is given new connections of the session's client
 	early   []newcomer            // those that came before attach was there
 	trace   func(int)             // is given connections of clients that want a trace
+	bulk    func(int, bool)       // is given bulk connections of the session's client
 }
 
 // maxEarly bounds the connections that wait for OnAttach.
@@ -165,6 +166,8 @@ func (k *Link) read(c *net.UnixConn) {
 			k.attached(newcomer{fd, status == packetRaw})
 		case kind == packetTrace && fd >= 0:
 			k.traced(fd)
+		case kind == packetBulk && fd >= 0:
+			k.bulked(newcomer{fd, status == packetRaw})
 		case kind == packetAnswer && (status == statusOpen) == (fd >= 0):
 			k.answered(c, number, reply{status: status, fd: fd})
 		case fd >= 0:
@@ -210,6 +213,25 @@ func (k *Link) OnTrace(f func(fd int)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.trace = f
+}
+
+// bulked passes a bulk connection on.
+func (k *Link) bulked(n newcomer) {
+	k.mu.Lock()
+	bulk := k.bulk
+	k.mu.Unlock()
+	if bulk == nil { // nobody has been given a key
+		unix.Close(n.fd)
+		return
+	}
+	bulk(n.fd, n.raw)
+}
+
+// OnBulk has f called with each bulk connection of the session's client, as OnAttach does. It must not wait.
+func (k *Link) OnBulk(f func(fd int, raw bool)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.bulk = f
 }
 
 func (k *Link) called(fd int) {

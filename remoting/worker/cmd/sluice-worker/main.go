@@ -117,6 +117,7 @@ func offerFlags(f *pflag.FlagSet, cfg *worker.Config, mem *string) {
 	f.StringVar(mem, "mem", "0", "device memory to lend of each, as 20G or 512M; 0 for all of it, and then only by lease")
 	f.DurationVar(&cfg.Keepalive, "keepalive", 10*time.Second, "how long a peer may be silent")
 	f.DurationVar(&cfg.Grace, "grace", 0, "how long a session waits for a client whose connection was lost; 0: it ends with the connection")
+	f.IntVar(&cfg.Bulk, "bulk", 8, "most bulk connections of a session for each direction, over which large copies go; 0 for none")
 	f.BoolVar(&cfg.Plain, "no-compress", false, "have no client compress what it sends over a slow link")
 }
 
@@ -195,6 +196,9 @@ func serve(ctx context.Context, log *slog.Logger, cfg worker.Config) error {
 	}
 	if cfg.Grace < 0 || cfg.Grace > 24*time.Hour {
 		return fmt.Errorf("--grace %v: give 0 to 24h", cfg.Grace)
+	}
+	if cfg.Bulk < 0 || cfg.Bulk > wire.MaxBulk {
+		return fmt.Errorf("--bulk %d: give 0 to %d", cfg.Bulk, wire.MaxBulk)
 	}
 	s, err := worker.New(ctx, log, cfg)
 	if err != nil {

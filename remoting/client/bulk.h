@@ -1,0 +1,113 @@
+/*
+ * Bulk connections: further connections of a session that carry nothing but the bytes of large copies; docs/protocol.md has the
+ * bytes. bulk.c asks for them, makes them and ends them, bulkup.c sends what goes to the device, bulkdown.c receives what
+ * comes from it. Each connection has a thread, which makes it, uses it, and ends with it.
+ *
+ * A session does not depend on them. What is done with bytes is said by frames, which threads of the program send. Bytes whose
+ * connection fails go in frames.
+ *
+ * Locks: sl_bulk.lock guards all fields but those that are constant. It is held for a few instructions only, and no other
+ * lock is taken meanwhile. A descriptor is closed by its connection's thread alone, and while up is set by nobody.
+ */
+#ifndef SLUICE_BULK_H
+#define SLUICE_BULK_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "codec.h"
+#include "connect.h"
+#include "wire.h"
+
+#define SL_BULK_LEAST (8u << 20)	/* bytes of a copy that are worth it */
+
+struct sl_peer;
+struct sl_bulk_job;
+
+struct sl_bulk_line {
+	struct sl_peer *t;
+	uint32_t direction;	/* SL_BULK_TO_* */
+	struct sl_connection c;
+	bool running;		/* it has a thread */
+	bool up;
+	unsigned failed;	/* consecutive failures */
+	int64_t again;		/* ms, when it may be tried again */
+};
+
+struct sl_bulk {
+	unsigned wants;		/* connections for each direction; constant */
+	bool told;		/* SLUICE_BULK says how many; constant */
+	pthread_mutex_t lock;
+	uint32_t state;		/* what the worker has said: bulk.c */
+	int64_t ask_again, ask_nap; /* ms */
+	uint8_t key[16];	/* constant from here on once a connection is being made */
+	uint32_t session;
+	unsigned lines;		/* connections for each direction that the worker allows, too */
+	struct sl_bulk_line line[2][SL_MAX_BULK];
+	unsigned up[2];
+
+	/* bulkup.c */
+	struct sl_bulk_job *job;
+	uint64_t number;	/* of the last part */
+	uint32_t work, change;	/* futexes: there may be something to send; something else has changed */
+	unsigned work_waits, change_waits;
+
+	/* bulkdown.c; atomic */
+	uint32_t wrote;		/* futex: frames that the receiver has written to the program's memory */
+	uint32_t wrote_waits;
+};
+
+/* What SLUICE_BULK and this machine allow a session whose frames go over a socket, or NULL. */
+struct sl_bulk *sl_bulk_new(struct sl_peer *t);
+void sl_bulk_free(struct sl_bulk *b);
+
+/*
+ * Whether a large copy can go by bulk connections. Asks the worker for the key, the way that frames with this head go, and has
+ * connections made where there are none. Waits for no connection.
+ */
+bool sl_bulk_ready(struct sl_peer *t, const sl_buf *head, uint32_t direction);
+/* The same before a copy of n bytes from the device, which has the worker use the connections that are there by then. */
+void sl_bulk_download(const sl_buf *head, uint64_t n);
+
+struct sl_bulk_copy {
+	uint64_t dst;
+	const uint8_t *src;
+	size_t n;
+	CUstream s;
+	uint32_t stream;
+	bool blocking;		/* the last frame says that a blocking copy ends with it */
+	/* Sends some of the bytes in frames; last: in the last one of the copy. */
+	CUresult (*plain)(void *arg, const struct sl_bulk_copy *c, size_t at, size_t n, bool last);
+	void *arg;
+};
+
+/* The receiver has written a DATA or HOST frame to the program's memory. */
+void sl_bulk_wrote(struct sl_bulk *b);
+
+/* Copies to the device. On return no thread reads src any more. */
+CUresult sl_bulk_upload(struct sl_peer *t, const struct sl_bulk_copy *c);
+
+/* Shuts all connections down, because the session or the process ends. */
+void sl_bulk_end(struct sl_peer *t);
+/* In a forked child: closes the parent's connections. */
+void sl_bulk_forked(struct sl_peer *t);
+
+/* What follows is for the threads of connections. */
+
+/* Uses a connection that is up; false if it failed. */
+bool sl_bulk_send(struct sl_bulk_line *l);
+bool sl_bulk_receive(struct sl_bulk_line *l);
+/* The connection is not used any more. Called with the lock held. */
+void sl_bulk_down(struct sl_bulk_line *l);
+/* Waits for a futex of the session's to change, for ms or, if that is negative, without end. Called with the lock held, which it gives up meanwhile. */
+void sl_bulk_wait(struct sl_bulk *b, uint32_t *futex, unsigned *waits, int64_t ms);
+/* Wakes who waits so. Called with the lock held. */
+void sl_bulk_wake(uint32_t *futex, const unsigned *waits);
+
+#ifndef SL_BULK_IDLE_MS
+#define SL_BULK_IDLE_MS 10000	/* a connection that was not used for so long is closed */
+#endif
+
+#endif

@@ -1,0 +1,258 @@
+/*
+ * Copies to the device by bulk connections. The program's thread makes a job and waits for it; one job of a session at a time. The
+ * threads of connections take parts of it and send them, at most UNANSWERED before the first of them is answered. The
+ * program's thread sends a frame for each part, once it knows what became of it: COPY_IN_BULK if it was answered, and the bytes
+ * if its connection has failed. So the frames carry that thread's context, and it knows which one is the last. While no connection is
+ * up it sends the bytes itself.
+ *
+ * The threads of connections touch the source in system calls alone: memory that is protected ends the connection, and the
+ * program's thread does what it does without one. The job is on the program's stack. It ends when no thread has a part of it.
+ */
+#include "bulk.h"
+#include "deadline.h"
+#include "peer.h"
+#include "route.h"
+#include "send.h"
+#include "session.h"
+#include "stats.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#define UNANSWERED 2
+#define ROOM 64		/* parts that threads have, or that have no frame yet */
+
+enum { TAKEN, LOST, UNSENT };
+
+struct part {
+	const uint8_t *from;
+	size_t at;
+	uint32_t size;
+	uint64_t number;
+	int state;
+};
+
+struct sl_bulk_job {
+	const uint8_t *src;
+	size_t n, next;		/* bytes, and those of them that were given out as parts */
+	unsigned out;		/* parts that threads have */
+	unsigned ndone;
+	struct part done[ROOM];
+};
+
+_Static_assert(SL_MAX_BULK * UNANSWERED < ROOM && SL_MAX_BULK * UNANSWERED < SL_MAX_BULK_DROPS, "too many parts at a time");
+
+/* ---- a connection ---- */
+
+enum todo { SEND, READ, END };
+
+/* What a connection with n unanswered parts is to do next. A part to send is at *p. */
+static enum todo next(struct sl_bulk_line *l, unsigned n, struct part *p)
+{
+	struct sl_bulk *b = l->t->bulk;
+	int64_t until = sl_now_ms() + SL_BULK_IDLE_MS, left;
+	enum todo what = n ? READ : END;
+
+	pthread_mutex_lock(&b->lock);
+	for (;;) {
+		struct sl_bulk_job *j = b->job;
+
+		if (sl_ended())
+			what = END;
+		if (sl_ended() || n == UNANSWERED)
+			break;
+		if (j && j->next < j->n && j->out + j->ndone < ROOM) {
+			size_t left_over = j->n - j->next;
+
+			*p = (struct part){ .from = j->src + j->next, .at = j->next, .number = ++b->number, .state = UNSENT,
+					    .size = left_over < SL_MAX_BULK_PART ? (uint32_t)left_over : SL_MAX_BULK_PART };
+			j->next += p->size;
+			j->out++;
+			what = SEND;
+			break;
+		}
+		left = until - sl_now_ms();
+		if (n || left <= 0)
+			break;
+		sl_bulk_wait(b, &b->work, &b->work_waits, left);
+	}
+	if (what == END)
+		sl_bulk_down(l);
+	pthread_mutex_unlock(&b->lock);
+	return what;
+}
+
+/* Gives parts back, of which it is known by now what became of them. Called with the lock held. */
+static void give(struct sl_bulk *b, const struct part *p, unsigned n)
+{
+	struct sl_bulk_job *j = b->job;
+
+	for (unsigned i = 0; i < n; i++) {
+		j->done[j->ndone++] = p[i];
+		j->out--;
+	}
+	sl_bulk_wake(&b->change, &b->change_waits);
+}
+
+static bool send_part(struct sl_bulk_line *l, struct part *p)
+{
+	struct wire_bulk_part h = { .number = p->number, .size = p->size };
+	struct iovec iov[2] = { { &h, sizeof h }, { (void *)(uintptr_t)p->from, p->size } };
+	struct msghdr m = { .msg_iov = iov, .msg_iovlen = 2 };
+
+	while (m.msg_iovlen) {
+		ssize_t w = sendmsg(l->c.fd, &m, MSG_NOSIGNAL);
+
+		if (w < 0 && errno == EINTR)
+			continue;
+		if (w <= 0)
+			return false;
+		__atomic_fetch_add(&sl_stats.bytes_out, (uint64_t)w, __ATOMIC_RELAXED);
+		while (m.msg_iovlen && (size_t)w >= m.msg_iov->iov_len) {
+			w -= (ssize_t)m.msg_iov->iov_len;
+			m.msg_iov++;
+			m.msg_iovlen--;
+		}
+		if (m.msg_iovlen) {
+			m.msg_iov->iov_base = (char *)m.msg_iov->iov_base + w;
+			m.msg_iov->iov_len -= (size_t)w;
+		}
+	}
+	/* Before this the worker cannot have the whole part, and never will. */
+	p->state = LOST;
+	__atomic_fetch_add(&sl_stats.bulk_out, p->size, __ATOMIC_RELAXED);
+	return true;
+}
+
+/* Reads the answer to a part. */
+static bool answered(struct sl_bulk_line *l, struct part *p)
+{
+	struct sl_bulk *b = l->t->bulk;
+	struct wire_bulk_taken h;
+
+	for (size_t got = 0; got < sizeof h;) {
+		ssize_t r = recv(l->c.fd, (char *)&h + got, sizeof h - got, MSG_WAITALL);
+
+		if (r < 0 && errno == EINTR)
+			continue;
+		if (r <= 0)
+			return false;
+		got += (size_t)r;
+	}
+	__atomic_fetch_add(&sl_stats.bulk_bytes_in, sizeof h, __ATOMIC_RELAXED);
+	if (h.number != p->number || h.offset)
+		return false;
+	p->state = TAKEN;
+	pthread_mutex_lock(&b->lock);
+	l->failed = 0;
+	give(b, p, 1);
+	pthread_mutex_unlock(&b->lock);
+	return true;
+}
+
+bool sl_bulk_send(struct sl_bulk_line *l)
+{
+	struct sl_bulk *b = l->t->bulk;
+	struct part part[UNANSWERED];
+	enum todo what;
+	unsigned n = 0;
+	bool good = true;
+
+	while (good && (what = next(l, n, &part[n < UNANSWERED ? n : 0])) != END) {
+		if (what == SEND) {
+			good = send_part(l, &part[n++]);
+		} else if ((good = answered(l, &part[0]))) {
+			n--;
+			for (unsigned i = 0; i < n; i++)
+				part[i] = part[i + 1];
+		}
+	}
+	pthread_mutex_lock(&b->lock);
+	sl_bulk_down(l);
+	if (n)
+		give(b, part, n);
+	pthread_mutex_unlock(&b->lock);
+	return good;
+}
+
+/* ---- the program's thread ---- */
+
+/*
+ * Parts whose frames can be sent, or none. While no connection takes parts, the caller's thread takes the next one. *all: there will be no
+ * more. Called with the lock held.
+ */
+static unsigned collect(struct sl_bulk *b, struct sl_bulk_job *j, struct part *to, bool *all)
+{
+	unsigned n = j->ndone;
+
+	for (unsigned i = 0; i < n; i++)
+		to[i] = j->done[i];
+	j->ndone = 0;
+	if (!n && j->next < j->n && !b->up[SL_BULK_TO_WORKER]) {
+		size_t left = j->n - j->next;
+
+		to[n++] = (struct part){ .from = j->src + j->next, .at = j->next, .state = UNSENT,
+					 .size = left < SL_MAX_BULK_PART ? (uint32_t)left : SL_MAX_BULK_PART };
+		j->next += to[0].size;
+	}
+	*all = j->next == j->n && !j->out;
+	return n;
+}
+
+static CUresult send_frame(const struct sl_bulk_copy *c, const struct part *p, bool last)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_STREAM, c->s);
+	if (p->state == TAKEN) {
+		sl_put(&b, struct wire_copy_in_bulk, .dst = c->dst + p->at, .part = p->number, .stream = c->stream, .last = last, .size = p->size);
+		err = sl_oneway(CTL_COPY_IN_BULK, &b);
+	} else if (p->state == LOST) {
+		sl_put(&b, struct wire_bulk_drop, .part = p->number);
+		err = sl_oneway(CTL_BULK_DROP, &b);
+	}
+	sl_buf_free(&b);
+	if (err || p->state == TAKEN)
+		return err;
+	return c->plain(c->arg, c, p->at, p->size, last);
+}
+
+CUresult sl_bulk_upload(struct sl_peer *t, const struct sl_bulk_copy *c)
+{
+	struct sl_bulk_job j = { .src = c->src, .n = c->n };
+	struct sl_bulk *b = t->bulk;
+	CUresult err = CUDA_SUCCESS;
+	struct part part[ROOM];
+	bool all;
+
+	pthread_mutex_lock(&b->lock);
+	while (b->job)
+		sl_bulk_wait(b, &b->change, &b->change_waits, -1);
+	b->job = &j;
+	sl_bulk_wake(&b->work, &b->work_waits);
+	for (;;) {
+		unsigned had = j.out + j.ndone, n = collect(b, &j, part, &all);
+
+		if (!n && all)
+			break;
+		if (!n) {
+			sl_bulk_wait(b, &b->change, &b->change_waits, -1);
+			continue;
+		}
+		if (had >= ROOM)
+			sl_bulk_wake(&b->work, &b->work_waits);
+		pthread_mutex_unlock(&b->lock);
+		for (unsigned i = 0; i < n && !err; i++)
+			err = send_frame(c, &part[i], all && i + 1 == n && c->blocking);
+		pthread_mutex_lock(&b->lock);
+		if (err)
+			j.next = j.n;
+	}
+	b->job = NULL;
+	sl_bulk_wake(&b->change, &b->change_waits);
+	pthread_mutex_unlock(&b->lock);
+	return err;
+}
