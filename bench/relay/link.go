@@ -13,8 +13,11 @@ package main
 // behind, or when the line is full. Then the socket's buffer fills and the
 // sender is held back, as a network would do it.
 //
-// The line's lock guards its queue; everything else belongs to one of the two
-// goroutines. Both sit on threads of their own and wait by clock_nanosleep: the
+// All connections share the rate of a direction (sender), as those between two
+// machines do; each has a line of its own, and so a buffer of its own.
+//
+// The line's lock guards its queue, the sender's its time; everything else belongs
+// to one of the two goroutines. Both sit on threads of their own and wait by clock_nanosleep: the
 // runtime's timers are a millisecond apart when nothing else happens, which is
 // ten times the delay of a local network.
 
@@ -66,6 +69,20 @@ func (l link) room() int {
 		return maxLine
 	}
 	return int(l.rate*(l.delay+queueTime).Seconds()) + 2*maxPiece
+}
+
+// sender is the sending side of a direction, which the connections share.
+type sender struct {
+	mu   sync.Mutex
+	free time.Duration // when it is done with what it has, by now()
+}
+
+// send says when the sender is done with n bytes more that it has had since begin.
+func (s *sender) send(l link, n int, begin time.Duration) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = max(s.free, begin) + l.sendTime(n)
+	return s.free
 }
 
 type parcel struct {
@@ -142,10 +159,9 @@ type source interface {
 }
 
 // take reads from r until its end and answers how many bytes came.
-func (l link) take(r source, q *line) (total int64, err error) {
+func (l link) take(r source, s *sender, q *line) (total int64, err error) {
 	defer q.end()
 	ownThread()
-	free := now() // when the sending side of the link is done with what it has
 	for {
 		buf := pieces.get(l.piece())
 		n, idle, err := r.readIdle(buf)
@@ -156,7 +172,7 @@ func (l link) take(r source, q *line) (total int64, err error) {
 			if !idle {
 				begin -= lateTime
 			}
-			free = max(free, begin) + l.sendTime(n)
+			free := s.send(l, n, begin)
 			total += int64(n)
 			if !q.put(parcel{buf[:n], free + l.delay}) {
 				return total, io.ErrClosedPipe

@@ -86,10 +86,16 @@ type relay struct {
 	link
 	net      *network
 	to       string
-	up, down atomic.Int64 // bytes to the target, and back
+	up, down way // to the target, and back
 
 	mu  sync.Mutex
 	out io.Writer
+}
+
+// way is a direction.
+type way struct {
+	sender
+	bytes atomic.Int64
 }
 
 func (r *relay) say(format string, a ...any) {
@@ -110,7 +116,7 @@ func (r *relay) serve(ctx context.Context, ln net.Listener) error {
 			cancel()
 			r.net.become(mended) // nobody waits for the end of a cut any more
 			conns.Wait()
-			r.say("total to=%d from=%d", r.up.Load(), r.down.Load())
+			r.say("total to=%d from=%d", r.up.bytes.Load(), r.down.bytes.Load())
 			if errors.Is(err, net.ErrClosed) {
 				return nil
 			}
@@ -155,13 +161,13 @@ func (r *relay) pass(ctx context.Context, id int, near *net.TCPConn) {
 	for _, d := range []struct {
 		from, to faulty
 		n        *int64
-		sum      *atomic.Int64
+		way      *way
 	}{{faulty{a, r.net, p}, faulty{b, r.net, p}, &up, &r.up}, {faulty{b, r.net, p}, faulty{a, r.net, p}, &down, &r.down}} {
 		q := newLine(r.room())
 		g.Go(func() {
-			n, err := r.take(d.from, q)
+			n, err := r.take(d.from, &d.way.sender, q)
 			*d.n = n
-			d.sum.Add(n)
+			d.way.bytes.Add(n)
 			if err != nil { // broken on one side: so shall the other see it
 				r.say("connection %d: %v", id, err)
 				a.cut()

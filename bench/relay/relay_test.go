@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -203,6 +204,50 @@ func transfer(t *testing.T, c rateCase) float64 {
 		t.Errorf("%+v: printed %q, want %q in it", c, said, printed)
 	}
 	return float64(c.n) * 8 / took
+}
+
+// Connections at the same time have the rate together, not each.
+func TestRateShared(t *testing.T) {
+	const conns, n, bits = 4, 1 << 18, 20e6
+	for end := time.Now().Add(patience); ; {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr, stop := startRelay(t, "--to", ln.Addr().String(), "--rate", "20M")
+		var all sync.WaitGroup
+		begun := time.Now()
+		for range conns {
+			from := dial(t, addr)
+			to, err := ln.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			all.Go(func() {
+				_, _ = from.Write(make([]byte, n))
+				_ = from.CloseWrite()
+			})
+			all.Go(func() {
+				defer to.Close()
+				if k, err := io.Copy(io.Discard, to); err != nil || k != n {
+					t.Errorf("%d bytes came, error %v", k, err)
+				}
+			})
+		}
+		all.Wait()
+		ratio := conns * n * 8 / time.Since(begun).Seconds() / bits
+		stop()
+		ln.Close()
+		if ratio > 1.02 {
+			t.Fatalf("%.3f of the rate", ratio)
+		}
+		if ratio > 0.85 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%.3f of the rate at best", ratio)
+		}
+	}
 }
 
 func TestNoLimits(t *testing.T) {
