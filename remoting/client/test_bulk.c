@@ -144,7 +144,7 @@ enum sl_connected sl_connect_bulk(const struct sl_ask *ask, uint32_t session, co
 	setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv);
 	setsockopt(ends[0], SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv);
 	pthread_mutex_lock(&lock);
-	*w = (struct worker_line){ .fd = ends[1], .how = how == HOWS ? next_random(&state) % HOWS : how, .parts = next_random(&state) % 4 };
+	*w = (struct worker_line){ .fd = ends[1], .how = how == HOWS ? next_random(&state) % HOWS : how, .parts = 1 + next_random(&state) % 4 };
 	if (w->how == REFUSES) {
 		refused++;
 		pthread_mutex_unlock(&lock);
@@ -396,6 +396,8 @@ static void *upload_some(void *arg)
 		pthread_mutex_unlock(&lock);
 		forgive();
 		ready(0);
+		if (i % 3)
+			WAIT_FOR(up(0) || !running(0));
 		CHECK(!upload(u->src + from, u->at + from, n, false));
 		pthread_mutex_lock(&lock);
 		CHECK(!memcmp(device + u->at + from, u->src + from, n), "what arrived is not what was sent");
@@ -422,7 +424,7 @@ static void uploads(void)
 			pthread_join(u[i].thread, NULL);
 			munmap((void *)(uintptr_t)u[i].src, n);
 		}
-		CHECK(!lasts && (h == REFUSES ? !copied && plain : copied > 0) && (h != GOOD || !ndropped));
+		CHECK(!lasts && (h == REFUSES ? !copied && plain : copied > 0) && (h != GOOD || !ndropped), "kind %d: %u copied, %u plain, %u dropped, %u last", h, copied, plain, ndropped, lasts);
 		finish();
 	}
 	/* The last frame of a blocking copy, and no other, says so. */

@@ -73,6 +73,34 @@ func TestBulk(t *testing.T) {
 	}
 }
 
+// TestBulkProgram: the large copies of a program go by bulk connections, plain and encrypted, up to as many as the owner allows.
+func TestBulkProgram(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		encrypt, most string
+		some          bool
+	}{{"false", "8", true}, {"true", "8", true}, {"true", "1", true}, {"false", "0", false}} {
+		t.Run("encrypt="+c.encrypt+" most="+c.most, func(t *testing.T) {
+			s := start(t, site.Options{Hosts: 1, Owners: 1, GPUs: 1, Config: map[string]string{"encrypt": c.encrypt, "session.bulk_connections": c.most}})
+			h := s.Hosts[0]
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			run := h.Run(user, "--fraction", "60", "--trace", "--", s.Opt("bulk"), "2")
+			run.Env = append(run.Env, "SLUICE_BULK=3")
+			out, err := h.Node.Run(ctx, run)
+			if err != nil || !strings.Contains(out, "PASS") {
+				t.Fatalf("%v: %s", err, out)
+			}
+			var to, from int64
+			_, counters, _ := strings.Cut(out, " bulk_out=")
+			if _, err := fmt.Sscanf(counters, "%d bulk_in=%d", &to, &from); err != nil || c.some != (to > 100<<20) || c.some != (from > 100<<20) {
+				t.Errorf("%d bytes to the device and %d from it by bulk connections, %v", to, from, err)
+			}
+			allFree(t, s, nil)
+		})
+	}
+}
+
 // bulkClient is the client of a session.
 type bulkClient struct {
 	t       *testing.T

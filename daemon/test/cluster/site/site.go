@@ -74,7 +74,7 @@ func installed(cuda string, faults bool) map[string]string {
 	m := map[string]string{
 		"bin/sluice": "bin/sluice", "bin/sluiced": "bin/sluiced", "bin/sluice-worker": "bin/sluice-worker",
 		"shim": "shim", "simgpu/libcuda.so.1": "simgpu/libcuda.so.1", "simgpu/libnvidia-ml.so.1": "simgpu/libnvidia-ml.so.1",
-		"twins.so": "test/twins.so", "cuda": "test/cuda-" + cuda,
+		"twins.so": "test/twins.so", "cuda": "test/cuda-" + cuda, "bulk": "test/bulk",
 	}
 	if faults {
 		m["bin/sluiced"] = "test/faults/sluiced"
