@@ -162,6 +162,7 @@ type source interface {
 func (l link) take(r source, s *sender, q *line) (total int64, err error) {
 	defer q.end()
 	ownThread()
+	s.send(l, 0, now()) // what comes first may be there before we look, and is not late through us
 	for {
 		buf := pieces.get(l.piece())
 		n, idle, err := r.readIdle(buf)
