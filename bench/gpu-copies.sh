@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The rate of copies between host and device on a real GPU: natively, over loopback TCP and over a Unix socket, pinned and
-# pageable, both ways, 4 KiB to 1 GiB; five repeats of each.
+# pageable, both ways, 4 KiB to 1 GiB; five repeats of each. copies.py judges the large ones.
 #
 # Usage: bench/gpu-copies.sh [BYTES,BYTES...]
 # Needs: build/bin, build/shim, a GPU with its driver, gcc, python3. No Go.
@@ -35,22 +35,6 @@ for place in native loopback unix; do
 	pass "copies-$place" "$(wc -l <"$SCRATCH/$place") rates"
 done
 
-"$PYTHON" - "$LOG" <<'P'
-import json, sys
-
-rows = {}
-for line in open(sys.argv[1]):
-    r = json.loads(line)
-    if "place" in r:
-        rows.setdefault((r["memory"], r["direction"], r["bytes"]), {})[r["place"]] = r
-print("GB/s, median of five (least to greatest); the time of one copy")
-for (memory, direction, size), at in rows.items():
-    cells = []
-    for place in ("native", "loopback", "unix"):
-        if place in at:
-            r = at[place]
-            ratio = r["gb_s"] / at["native"]["gb_s"] if "native" in at else 0
-            cells.append(f'{place} {r["gb_s"]:7.3f} ({r["least"]:.3f} to {r["greatest"]:.3f}) {r["us"]:9.1f} us {ratio:.2f}')
-    print(f"{memory:8} {direction} {size:>10}  " + "   ".join(cells))
-P
+echo 'GB/s, median of five (least to greatest) and the share of native; the time of one copy'
+"$PYTHON" "$BENCH/copies.py" "$LOG" || fail rates 'a bar is missed'
 [ "$FAILED" = 0 ]
