@@ -26,6 +26,7 @@
 #define END_MS 100		/* that the end of the process takes at most */
 #define AGAIN_LEAST_MS 1000
 #define AGAIN_MOST_MS 60000
+#define REFUSED 6		/* as many failures as lead to AGAIN_MOST_MS */
 
 enum { UNASKED, ASKING, OPEN, NONE };
 
@@ -105,10 +106,14 @@ static bool join(struct sl_bulk_line *l)
 	struct sl_bulk *b = t->bulk;
 	const struct sl_ask ask = { .kind = SL_SESSION_BULK, .owner = t->index, .patience_ms = CONNECT_MS, .quiet = true };
 	struct wire_bulk_key key = { .direction = l->direction };
+	enum sl_connected rc;
 	char reason[512];
 
 	memcpy(key.key, b->key, sizeof key.key);
-	if (sl_connect_bulk(&ask, b->session, &key, t->keepalive_ms, &l->c, reason, sizeof reason)) {
+	rc = sl_connect_bulk(&ask, b->session, &key, t->keepalive_ms, &l->c, reason, sizeof reason);
+	if (rc) {
+		if (rc == SL_DENIED || rc == SL_MISMATCH)
+			l->failed = REFUSED;
 		sl_log(SL_DEBUG, "no bulk connection: %s", *reason ? reason : "the worker is not there, or does not answer");
 		return false;
 	}

@@ -86,6 +86,8 @@ struct sl_bulk_copy {
 /* The receiver has written a DATA or HOST frame to the program's memory. */
 void sl_bulk_wrote(struct sl_bulk *b);
 
+/* Whether a connection is up and no other thread's copy to the device has them all. */
+bool sl_bulk_idle(struct sl_peer *t);
 /* Copies to the device. On return no thread reads src any more. */
 CUresult sl_bulk_upload(struct sl_peer *t, const struct sl_bulk_copy *c);
 

@@ -131,16 +131,18 @@ static bool answered(struct sl_bulk_line *l, struct part *p)
 	struct sl_bulk *b = l->t->bulk;
 	struct wire_bulk_taken h;
 
-	for (size_t got = 0; got < sizeof h;) {
-		ssize_t r = recv(l->c.fd, (char *)&h + got, sizeof h - got, MSG_WAITALL);
+	do {
+		for (size_t got = 0; got < sizeof h;) {
+			ssize_t r = recv(l->c.fd, (char *)&h + got, sizeof h - got, MSG_WAITALL);
 
-		if (r < 0 && errno == EINTR)
-			continue;
-		if (r <= 0)
-			return false;
-		got += (size_t)r;
-	}
-	__atomic_fetch_add(&sl_stats.bulk_bytes_in, sizeof h, __ATOMIC_RELAXED);
+			if (r < 0 && errno == EINTR)
+				continue;
+			if (r <= 0)
+				return false;
+			got += (size_t)r;
+		}
+		__atomic_fetch_add(&sl_stats.bulk_bytes_in, sizeof h, __ATOMIC_RELAXED);
+	} while (!h.number && !h.offset && !sl_ended()); /* the part waits for memory */
 	if (h.number != p->number || h.offset)
 		return false;
 	p->state = TAKEN;
@@ -218,6 +220,17 @@ static CUresult send_frame(const struct sl_bulk_copy *c, const struct part *p, b
 	if (err || p->state == TAKEN)
 		return err;
 	return c->plain(c->arg, c, p->at, p->size, last);
+}
+
+bool sl_bulk_idle(struct sl_peer *t)
+{
+	struct sl_bulk *b = t->bulk;
+	bool idle;
+
+	pthread_mutex_lock(&b->lock);
+	idle = b->up[SL_BULK_TO_WORKER] && !b->job;
+	pthread_mutex_unlock(&b->lock);
+	return idle;
 }
 
 CUresult sl_bulk_upload(struct sl_peer *t, const struct sl_bulk_copy *c)

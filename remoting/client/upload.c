@@ -13,6 +13,7 @@
 #include "bulk.h"
 #include "codec.h"
 #include "compress.h"
+#include "mirror.h"
 #include "peer.h"
 #include "route.h"
 #include "send.h"
@@ -144,13 +145,17 @@ static CUresult send_part(struct upload *up, sl_buf *b, CUdeviceptr dst, const u
  * Whether the rest of a copy can go by bulk connections. A link that is slow is not for them. Where what it takes is not known yet, the
  * copy goes on being looked at, unless SLUICE_BULK says that connections are to be used.
  */
-static bool may_bulk(const struct upload *up, const sl_buf *head)
+static bool may_bulk(const struct upload *up, const sl_buf *head, uint64_t p, size_t n)
 {
 	uint64_t link = up->u ? sl_throughput(&up->u->throughput) : 0;
 
 	if (up->u && (link ? link <= SLOW : !up->t->bulk->told))
 		return false;
-	return sl_bulk_ready(up->t, head, SL_BULK_TO_WORKER);
+	/* Threads of connections must not touch memory that is protected. */
+	if (sl_mirror_has(p) || sl_mirror_has(p + n - 1))
+		return false;
+	/* Until a connection is there, and beside another thread's copy, the bytes go in frames. */
+	return sl_bulk_ready(up->t, head, SL_BULK_TO_WORKER) && sl_bulk_idle(up->t);
 }
 
 /* A part of a copy that goes by bulk connections otherwise. */
@@ -181,7 +186,7 @@ CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint3
 		sl_route(&b, SL_STREAM, s);
 		if (!up.t)
 			begin(&up, sl_peer_route(&b, &ctx), n);
-		if (__builtin_expect(up.bulk, 0) && m < n && may_bulk(&up, &b)) {
+		if (__builtin_expect(up.bulk, 0) && m < n && may_bulk(&up, &b, (uintptr_t)p, n)) {
 			sl_buf_free(&b);
 			err = sl_bulk_upload(up.t, &(struct sl_bulk_copy){ .dst = dst, .src = p, .n = n, .s = s, .stream = stream,
 									   .blocking = blocking, .plain = send_plain, .arg = &up });

@@ -282,7 +282,7 @@ const (
 	MaxBulk = 16
 	// MaxBulkPart: bytes of a part.
 	MaxBulkPart = 1048576
-	// MaxBulkDrops: parts that were dropped before they arrived; a number.
+	// MaxBulkDrops: parts that were dropped before they arrived, which the worker remembers; a number. Of more the oldest is forgotten, and keeps memory if it arrives.
 	MaxBulkDrops = 64
 	// MaxHostMap: host memory of a session's that kernels reach, in all.
 	MaxHostMap = 2147483648

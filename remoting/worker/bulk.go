@@ -14,7 +14,7 @@ package worker
 // may write to it at any time. It is registered with the driver in one context, and again in another when that is
 // destroyed; copies from memory that is not registered are slower, and right all the same.
 //
-// Locking: mu guards all but what is said to be the executor's. The executor calls the driver with mu held only in leave, readers only to
+// Locking: mu guards all but what is said to be the executor's. The bytes of a slot belong to who has taken its number out of a list. The executor calls the driver with mu held only in leave, readers only to
 // ask for events.
 
 /*
@@ -44,9 +44,8 @@ import (
 )
 
 const (
-	bulkSlots = 32
-	// maxBulkAsking bounds the connections whose key has not been read.
-	maxBulkAsking = 2 * wire.MaxBulk
+	bulkSlots = 32 // parts to the device that a session keeps at a time
+	fewAsking = 2  // connections without a key, before the client has asked for one
 )
 
 // A bulkConn is a bulk connection.
@@ -55,6 +54,9 @@ type bulkConn struct {
 	direction uint32
 	out       wire.Stream
 	gone      bool // to the client: it has hung up; outStaging.mu guards it
+
+	writing sync.Mutex // to the worker: an answer
+	left    error      // to the worker: why none can be given any more; bulk.mu guards it
 }
 
 // A bulkSlot has the bytes of a part to the device.
@@ -71,10 +73,9 @@ type bulkDrop struct {
 }
 
 type bulk struct {
-	s       *session
-	most    int // connections for each direction; 0: none. It does not change once the session runs
-	refused turnedAway
-	sent    atomic.Uint64 // bytes to the client
+	s    *session
+	most int           // connections for each direction; 0: none. It does not change once the session runs
+	sent atomic.Uint64 // bytes to the client
 
 	// The executor's own.
 	mem    []byte
@@ -84,8 +85,8 @@ type bulk struct {
 	mu       sync.Mutex
 	cond     *sync.Cond // a slot is free, or a part was dropped
 	key      [16]byte
-	opened   bool // the client has been given the key
-	asking   int
+	opened   bool   // the client has been given the key
+	asking   int    // connections that have not said their key
 	open     [2]int // by direction
 	conns    map[*bulkConn]bool
 	slots    []bulkSlot
@@ -312,13 +313,17 @@ func (b *bulk) leave(ctx uint64) {
 // take is given a new connection, and must not wait.
 func (b *bulk) take(fd int, raw bool) {
 	b.mu.Lock()
-	crowd := b.asking >= maxBulkAsking
+	most := fewAsking // nobody can have the key
+	if b.opened {
+		most = 2 * b.most
+	}
+	crowd := b.asking >= most
 	if !crowd {
 		b.asking++
 	}
 	b.mu.Unlock()
-	if crowd {
-		b.refused.refuse(fd, wire.StatusBusy, errCrowded)
+	if crowd { // no reason is given: the daemon's own answer may not have been written yet
+		unix.Close(fd)
 		return
 	}
 	go b.serve(fd, raw)
@@ -423,16 +428,6 @@ func (b *bulk) ended(c *bulkConn) {
 	})
 }
 
-// stop ends all connections; see waiters.stop.
-func (b *bulk) stop() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.opened = false
-	for c := range b.conns {
-		_ = unix.Shutdown(c.fd, unix.SHUT_RDWR)
-	}
-}
-
 // What did not come within the keep-alive time: any of something, or the rest of it.
 var (
 	errIdle = errors.New("nothing came")
@@ -477,7 +472,9 @@ func (b *bulk) readParts(c *bulkConn) error {
 		if m, err = parseBulkPart(&h); err != nil {
 			return err
 		}
+		stop := b.reassure(c)
 		q, err := b.begin(c, m.Number)
+		stop()
 		if err != nil {
 			return err
 		}
@@ -490,11 +487,44 @@ func (b *bulk) readParts(c *bulkConn) error {
 		if err != nil {
 			return fmt.Errorf("within part %d: %w", m.Number, err)
 		}
-		var e wire.Encoder
-		(&wire.BulkTaken{Number: m.Number}).Encode(&e)
-		if err := c.out.Write([][]byte{e.Buf()}); err != nil {
+		if err := c.answer(m.Number); err != nil {
 			return err
 		}
+	}
+}
+
+// answer says that a part has been taken, or, of number 0, that the next one has to wait.
+func (c *bulkConn) answer(number uint64) error {
+	var e wire.Encoder
+	(&wire.BulkTaken{Number: number}).Encode(&e)
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	return c.out.Write([][]byte{e.Buf()})
+}
+
+// reassure tells the client now and then, until stop is called, that its part has to wait for a slot. So it does not take that for a connection that
+// is dead; and one that is dead is noticed.
+func (b *bulk) reassure(c *bulkConn) (stop func()) {
+	every := max(b.s.keepalive/3, time.Millisecond)
+	over := false // under b.mu
+	var t *time.Timer
+	t = time.AfterFunc(every, func() {
+		err := c.answer(0)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		switch {
+		case err != nil:
+			c.left = err
+			b.cond.Broadcast()
+		case !over:
+			t.Reset(every)
+		}
+	})
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		over = true
+		t.Stop()
 	}
 }
 
@@ -534,9 +564,13 @@ func (b *bulk) begin(c *bulkConn, number uint64) (int, error) {
 		if !ok {
 			q, ok = b.room()
 		}
-		if ok {
+		if ok || c.left != nil {
 			if looked {
 				b.cond.Broadcast() // another one goes on asking
+			}
+			if !ok {
+				delete(b.arriving, number)
+				return 0, c.left
 			}
 			return q, nil
 		}
@@ -547,7 +581,7 @@ func (b *bulk) begin(c *bulkConn, number uint64) (int, error) {
 		b.looking, looked = true, true
 		b.mu.Unlock()
 		time.Sleep(wait)
-		wait = min(2*wait, 200*time.Microsecond)
+		wait = min(2*wait, 2*time.Millisecond)
 		b.mu.Lock()
 		b.looking = false
 	}

@@ -5,8 +5,9 @@ package worker
 // the keep-alive time, the chunk is lost and sent again as a DATA frame (resend), by whoever sends next, or the deliverer.
 //
 // All parts that are out belong to one delivery. Before a chunk of another one is sent, they have been answered or sent again: a later
-// copy to the same memory stays the later one. So has everything before the last DATA of their own. A part says how many frames that write
-// to the program's memory were sent before it, since it may come before them. A goroutine of a connection holds no lock while it sends or reads.
+// copy to the same memory stays the later one. The last DATA of a delivery also waits until all of its parts have been answered or sent again, and
+// so does what the GPU has written to watched memory. A part says how many frames that write to the program's memory were sent before it, since it may come
+// before them. A goroutine of a connection holds no lock while it sends or reads.
 
 import (
 	"errors"
@@ -86,6 +87,40 @@ func (o *outStaging) pass(c *chunk, failed bool) bool {
 	}
 	o.send(c, failed)
 	return true
+}
+
+// tellWatched sends what the GPU has written to watched memory, once no part is out: a part may hold what that memory had before, and would
+// come later.
+func (o *outStaging) tellWatched() {
+	if o.s.host.watch.n.Load() == 0 {
+		return
+	}
+	for out := true; out; {
+		o.sendMu.Lock()
+		if out = o.partsOut(); !out {
+			o.s.host.watch.tell(o.s)
+		}
+		o.sendMu.Unlock()
+		if out {
+			o.flush()
+		}
+	}
+}
+
+// unlessOut calls f, unless parts are out or somebody is sending.
+func (o *outStaging) unlessOut(f func() bool) bool {
+	if !o.sendMu.TryLock() {
+		return false
+	}
+	defer o.sendMu.Unlock()
+	return !o.partsOut() && f()
+}
+
+// partsOut reports whether the client has not answered all parts. If sendMu is held, no others are handed out.
+func (o *outStaging) partsOut() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.owed) > 0
 }
 
 // resend sends what was lost. sendMu is held.

@@ -159,6 +159,36 @@ func TestBulkOutUnanswered(t *testing.T) {
 	}
 }
 
+// What the GPU writes to watched memory is told behind the parts that are out, which may hold what the memory had before: also if nobody waits.
+func TestBulkOutWatched(t *testing.T) {
+	k := startBulk(t, nil)
+	src := randomBytes(8<<20, 11)
+	p := k.upload(src)
+	if r := k.wait(wire.OpHostMap, 1, u64(hostAt), u64(4096), u64(0)); r.result != 0 {
+		t.Fatalf("map: %d", r.result)
+	}
+	k.oneway(wire.OpHostWatch, u64(hostAt), u64(512))
+	go1, arrived := make(chan struct{}), make(chan struct{}, 16)
+	k.takeParts(func(*wire.BulkPart) bool { arrived <- struct{}{}; <-go1; return true })
+	k.oneway(wire.OpCopyOut, u64(p), u64(uint64(len(src))), u32(0), u32(50))
+	<-arrived
+	k.oneway(opCuMemcpyDtoDAsync_v2, u64(hostAt+8), u64(p), u64(8), u32(0))
+	time.Sleep(50 * time.Millisecond) // many looks
+	k.mu.Lock()
+	if told := k.hostFrames(); len(told) > 0 {
+		t.Errorf("told before the parts were answered: %v", told)
+	}
+	k.mu.Unlock()
+	close(go1)
+	k.until("the change is told", func() bool { return k.hostFrames()[hostAt+8] == src[0] && k.hostFrames()[hostAt+15] == src[7] })
+	k.streamSync(0)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.over[50] || !bytes.Equal(k.data[50], src) {
+		t.Error("bytes differ")
+	}
+}
+
 // Connections that are cut within a part, at its beginning, or answer something else.
 func TestBulkOutCut(t *testing.T) {
 	k := startBulk(t, nil)

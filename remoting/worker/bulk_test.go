@@ -188,6 +188,57 @@ func TestBulkFull(t *testing.T) {
 	}
 }
 
+// A client whose part has to wait hears so, for longer than the keep-alive time. One that has gone is noticed.
+func TestBulkWaits(t *testing.T) {
+	const keepalive = 300 * time.Millisecond
+	k := startBulk(t, func(c *Config) { c.Keepalive = keepalive })
+	c := k.mustOpen(wire.BulkToWorker)
+	for i := range uint64(bulkSlots) {
+		put(t, c, i+1, []byte{1})
+	}
+	_, _ = c.Write(append(partHead(100, 0, 1, 0), 2))
+	heard := 0
+	for begun := time.Now(); time.Since(begun) < 2*keepalive; heard++ {
+		begun := time.Now()
+		if m, err := readTaken(c); err != nil || m.Number != 0 || m.Offset != 0 || time.Since(begun) > keepalive {
+			t.Fatalf("%+v, %v after %v", m, err, time.Since(begun))
+		}
+	}
+	if heard < 3 {
+		t.Errorf("heard %d times", heard)
+	}
+	k.oneway(wire.OpBulkDrop, u64(3))
+	for {
+		m, err := readTaken(c)
+		if err != nil || m.Number != 0 && m.Number != 100 {
+			t.Fatalf("%+v, %v", m, err)
+		}
+		if m.Number == 100 {
+			break
+		}
+	}
+	// As many connections as there may be wait, and are closed: others take their places.
+	for range 3 {
+		d := c
+		if c = nil; d == nil {
+			d = k.mustOpen(wire.BulkToWorker)
+		}
+		_, _ = d.Write(append(partHead(rand.Uint64(), 0, 1, 0), 2))
+		time.Sleep(keepalive / 10)
+		d.Close()
+	}
+	for end := time.Now().Add(bulkTime); ; time.Sleep(keepalive / 10) {
+		d, err := k.open(wire.BulkToWorker)
+		if err == nil {
+			d.Close()
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A part that is dropped before it has arrived, or while it does, is taken and thrown away.
 func TestBulkDrop(t *testing.T) {
 	k := startBulk(t, nil)

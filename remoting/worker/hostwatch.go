@@ -154,7 +154,7 @@ func (w *hostWatches) merged(p uint64, b, mask []byte, f func() bool) bool {
 	return true
 }
 
-// tell sends the client what it does not have of watched memory.
+// tell sends the client what it does not have of watched memory. The caller holds outStaging.sendMu, and no part is out.
 func (w *hostWatches) tell(s *session) {
 	if w.n.Load() != 0 {
 		w.look(s, wire.MaxHostWatch)
@@ -223,7 +223,7 @@ func (w *hostWatches) poll(s *session) {
 			return
 		}
 		w.mu.Unlock()
-		if n := s.begun.Load(); w.look(s, hostWatchPolled) || n != begun {
+		if n := s.begun.Load(); s.out.unlessOut(func() bool { return w.look(s, hostWatchPolled) }) || n != begun {
 			begun, active = n, time.Now()
 		}
 		every = pollOften

@@ -389,7 +389,7 @@ func (s *session) reply(op uint16, call uint32, rc int32, payload []byte) error 
 	if r := s.tracing.now.Load(); r != nil {
 		r.CallEnds(call)
 	}
-	s.host.watch.tell(s)
+	s.out.tellWatched()
 	s.prints.beforeError(s, rc)
 	return s.wr.Send(&wire.Reply{
 		Kind: wire.FrameReply, Op: op, Call: call, Result: rc,

@@ -256,7 +256,7 @@ func (s *session) spin(ev uint64) bool {
 // settle sends what the GPU has finished: output of kernels, what they wrote to watched memory, then bytes.
 func (s *session) settle() {
 	s.prints.drain(s)
-	s.host.watch.tell(s)
+	s.out.tellWatched()
 	s.out.flush()
 }
 

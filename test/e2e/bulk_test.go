@@ -104,7 +104,8 @@ func TestBulkCuts(t *testing.T) {
 	w := startWorker(t, workerOptions{args: []string{"--grace", "30s"}, race: true, keepalive: time.Second})
 	for seed := range uint64(10) {
 		c := newCutter(t, w, seed, 1000, 16<<20, 4)
-		c.bulk, c.only = true, seed < 5
+		only := seed < 5
+		c.cutBulk(only)
 		r := func() result {
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
@@ -115,7 +116,7 @@ func TestBulkCuts(t *testing.T) {
 		cuts += c.cuts.Load()
 		bulks += c.bulks.Load()
 		c.close()
-		if r.status != 0 || r.stdout != "PASS\n" || c.only && r.stderr != "" {
+		if r.status != 0 || r.stdout != "PASS\n" || only && r.stderr != "" {
 			t.Fatalf("seed %d: status %d: %s\n%s", seed, r.status, r.stdout, tail(r.stderr, 20))
 		}
 		waitFor(t, 40*time.Second, "the session has ended", func() bool { return len(w.sessions()) == 0 })

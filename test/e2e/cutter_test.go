@@ -96,7 +96,16 @@ func (c *cutter) plan() (bytes int64, up bool, how string) {
 	return int64(1 + c.rand.IntN(limit)), c.rand.IntN(2) == 0, how
 }
 
+// cutBulk has bulk connections cut, and no others if only.
+func (c *cutter) cutBulk(only bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.bulk, c.only = true, only
+}
+
 func (c *cutter) cutsKind(kind uint32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if kind == wire.SessionBulk {
 		return c.bulk
 	}

@@ -285,6 +285,10 @@ func (o *Owner) Open(ctx context.Context, r lease.SessionRequest) (*os.File, err
 }
 
 func (o *Owner) refused(host string, r lease.SessionRequest, err error) {
+	if _, ok := wire.Bulks(r.Kind); ok { // its session does not depend on it
+		o.log.Debug("bulk connection refused", "lease", form.Name(r.Lease), "host", host, "client_pid", r.PID, "reason", err)
+		return
+	}
 	o.counts.sessionsRefused.Add(1)
 	skipped, ok := o.refusal(host, r.UID)
 	if !ok {

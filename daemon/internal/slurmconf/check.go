@@ -54,7 +54,7 @@ func Check(ctx context.Context, cfg *config.Config, table *Table, why error, s S
 		if errors.Is(err, context.DeadlineExceeded) || strings.Contains(text, "Unable to contact slurm controller") {
 			text = "slurmctld does not answer: " + text
 		}
-		c.add("slurmctld", rpc.Fail, text, "see that it runs, and that scontrol works here; slurm.bin and slurm.conf in sluice.yaml say where Slurm is")
+		c.add("slurmctld", rpc.Fail, text, "see that slurmctld runs, and that scontrol works here; slurm.bin and slurm.conf in sluice.yaml say where Slurm is")
 		return c.out
 	}
 	c.cluster()

@@ -223,6 +223,9 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	return p, nil
 }
 
+// encryptedBulk is the most bulk connections of an encrypted session for each direction: each of them takes a process on either side.
+const encryptedBulk = 2
+
 // grace returns how long a lease's sessions wait for a client whose connection was lost.
 func (p *Pool) grace(l lease.Lease) time.Duration {
 	switch g := l.Request.Grace; g {
@@ -252,6 +255,9 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 		st.GraceMS = uint32(p.grace(l) / time.Millisecond)
 	}
 	st.Compress, st.Bulk = p.cfg.Compress, uint32(p.cfg.Bulk)
+	if r.Encrypt {
+		st.Bulk = min(st.Bulk, encryptedBulk)
+	}
 	st.Hello.Kind = r.Kind // the client must keep to this kind: others counts the sessions by it
 	if err := p.launch(ctx, s, l, st, conn, gpus); err != nil {
 		level := slog.LevelError

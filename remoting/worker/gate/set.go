@@ -111,11 +111,15 @@ func (s *Set) AwaitPaid(dev int) {
 	if !s.Has(dev) {
 		return
 	}
-	g := s.gates[dev]
+	g, said := s.gates[dev], false
 	for quiet := 0; quiet < quietLooks && !g.stop.Load(); quiet++ {
 		until, now := g.member.Indebted(), g.clock.Now()
 		if until <= now {
 			return
+		}
+		if !said {
+			said = true
+			s.Log.Info("a context waits until its lease has paid for time on the GPU after its turns, or nobody else wants the GPU", "device", dev, "paid", time.Duration(until-now).Round(time.Millisecond))
 		}
 		if g.member.Contended() {
 			quiet = -1

@@ -152,7 +152,7 @@ func slurmFaults() []fault {
 		{wrong: "slurm.controllers is empty", tells: slurmCheck, says: "no daemon may reserve for jobs before they start", cure: "slurm: {controllers: [...]}", do: func(r *rig) { r.variant(r.job, "["+r.Ctl.Name+"]", "[]") }},
 		{wrong: "slurm.user is not SlurmUser", tells: slurmCheck, says: "its scripts are refused", cure: "slurm: {user: slurm}", do: func(r *rig) { r.variant(r.Ctl, "slurm:\n", "slurm:\n  user: nobody\n") }},
 		{wrong: "slurm.bin is not where Slurm is", tells: slurmCheck, says: "scontrol is not in /opt/slurm/bin", cure: "slurm.bin", do: func(r *rig) { r.variant(r.Ctl, "slurm:\n", "slurm:\n  bin: /opt/slurm/bin\n") }},
-		{wrong: "slurmctld does not run", tells: slurmCheck, says: "slurmctld does not answer", cure: "see that it runs", do: func(r *rig) {
+		{wrong: "slurmctld does not run", tells: slurmCheck, says: "slurmctld does not answer", cure: "see that slurmctld runs", do: func(r *rig) {
 			r.must(r.Ctl.Stop("slurmctld"))
 			r.undo(func() { r.must(r.StartSlurmctld(r.ctx)) })
 		}},
