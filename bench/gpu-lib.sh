@@ -60,7 +60,18 @@ for_users() {
 }
 
 free_port() {
-	"$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+	"$PYTHON" - <<-'P'
+		import random, socket
+		while True:
+		    port = random.randrange(10000, 32768)  # below those that the kernel gives to whoever asks for any
+		    with socket.socket() as s:
+		        try:
+		            s.bind(("", port))
+		        except OSError:
+		            continue
+		    print(port)
+		    break
+	P
 }
 
 # wait_for SECONDS PID COMMAND...: until COMMAND succeeds; fails if PID ends first.
