@@ -1,14 +1,22 @@
 // The kernels of the loads, and what says that a call failed.
 #pragma once
 #include <cstdio>
+#include <cstring>
 #include <cuda_runtime.h>
 #include <unistd.h>
+
+// A file's name without the folders that it was compiled in: what a program says goes into raw logs.
+static inline const char *cu_file(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	return slash ? slash + 1 : path;
+}
 
 #define CU(x)                                                                             \
 	do {                                                                              \
 		cudaError_t e_ = (x);                                                     \
 		if (e_ != cudaSuccess) {                                                  \
-			fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_)); \
+			fprintf(stderr, "%s:%d: %s: %s\n", cu_file(__FILE__), __LINE__, #x, cudaGetErrorString(e_)); \
 			_exit(3);                                                         \
 		}                                                                         \
 	} while (0)
