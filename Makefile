@@ -168,6 +168,7 @@ $(B)/test/offload-omp $(B)/test/offload-acc: $(B)/test/offload-%: test/cuda/offl
 		-B$(OFFLOAD)/usr/lib/gcc/x86_64-linux-gnu/12/ -o $@ $<
 
 # Plain C, for the driver's interface alone.
+$(B)/test/copies $(B)/test/upload $(B)/test/bulk: test/cuda/plain.h
 $(B)/test/nvml $(B)/test/agent $(B)/test/copies $(B)/test/upload $(B)/test/bulk: $(B)/test/%: test/cuda/%.c | $(B)/test
 	$(CC) $(CFLAGS_BASE) $(CFLAGS) -o $@ $< -ldl
 

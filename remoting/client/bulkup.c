@@ -45,14 +45,24 @@ _Static_assert(SL_MAX_BULK * UNANSWERED < ROOM && SL_MAX_BULK * UNANSWERED < SL_
 
 /* ---- a connection ---- */
 
-enum todo { SEND, READ, END };
+enum step { SEND, READ, END };
 
-/* What a connection with n unanswered parts is to do next. A part to send is at *p. */
-static enum todo next(struct sl_bulk_line *l, unsigned n, struct part *p)
+/* The next part of a job. Called with the lock held. */
+static struct part cut(struct sl_bulk_job *j)
+{
+	size_t left = j->n - j->next;
+	struct part p = { .from = j->src + j->next, .at = j->next, .state = UNSENT, .size = left < SL_MAX_BULK_PART ? (uint32_t)left : SL_MAX_BULK_PART };
+
+	j->next += p.size;
+	return p;
+}
+
+/* The next step of a connection with n unanswered parts. A part to send is at *p. */
+static enum step next(struct sl_bulk_line *l, unsigned n, struct part *p)
 {
 	struct sl_bulk *b = l->t->bulk;
 	int64_t until = sl_now_ms() + SL_BULK_IDLE_MS, left;
-	enum todo what = n ? READ : END;
+	enum step what = n ? READ : END;
 
 	pthread_mutex_lock(&b->lock);
 	for (;;) {
@@ -63,11 +73,8 @@ static enum todo next(struct sl_bulk_line *l, unsigned n, struct part *p)
 		if (sl_ended() || n == UNANSWERED)
 			break;
 		if (j && j->next < j->n && j->out + j->ndone < ROOM) {
-			size_t left_over = j->n - j->next;
-
-			*p = (struct part){ .from = j->src + j->next, .at = j->next, .number = ++b->number, .state = UNSENT,
-					    .size = left_over < SL_MAX_BULK_PART ? (uint32_t)left_over : SL_MAX_BULK_PART };
-			j->next += p->size;
+			*p = cut(j);
+			p->number = ++b->number;
 			j->out++;
 			what = SEND;
 			break;
@@ -83,7 +90,7 @@ static enum todo next(struct sl_bulk_line *l, unsigned n, struct part *p)
 	return what;
 }
 
-/* Gives parts back, of which it is known by now what became of them. Called with the lock held. */
+/* Gives parts back to the program's thread, once it is known whether the worker has them. Called with the lock held. */
 static void give(struct sl_bulk *b, const struct part *p, unsigned n)
 {
 	struct sl_bulk_job *j = b->job;
@@ -157,7 +164,7 @@ bool sl_bulk_send(struct sl_bulk_line *l)
 {
 	struct sl_bulk *b = l->t->bulk;
 	struct part part[UNANSWERED];
-	enum todo what;
+	enum step what;
 	unsigned n = 0;
 	bool good = true;
 
@@ -191,13 +198,8 @@ static unsigned collect(struct sl_bulk *b, struct sl_bulk_job *j, struct part *t
 	for (unsigned i = 0; i < n; i++)
 		to[i] = j->done[i];
 	j->ndone = 0;
-	if (!n && j->next < j->n && !b->up[SL_BULK_TO_WORKER]) {
-		size_t left = j->n - j->next;
-
-		to[n++] = (struct part){ .from = j->src + j->next, .at = j->next, .state = UNSENT,
-					 .size = left < SL_MAX_BULK_PART ? (uint32_t)left : SL_MAX_BULK_PART };
-		j->next += to[0].size;
-	}
+	if (!n && j->next < j->n && !b->up[SL_BULK_TO_WORKER])
+		to[n++] = cut(j);
 	*all = j->next == j->n && !j->out;
 	return n;
 }

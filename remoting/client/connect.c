@@ -476,14 +476,14 @@ static bool remember(const struct where *w)
 	return known.socket || known.workers;
 }
 
-static enum sl_connected ask_again(int fd, const struct sl_ask *ask, uint32_t session, const struct wire_attach *attach,
-				   struct wire_attached *answer, char *reason, size_t cap)
+/* Says what the connection is for, by a HELLO and n bytes behind it. The answer's payload has to be of m bytes. */
+static enum sl_connected ask_further(int fd, const struct sl_ask *ask, uint32_t session, const void *what, size_t n, void *answer, size_t m, char *reason, size_t cap)
 {
 	int64_t deadline = sl_now_ms() + ask->patience_ms;
 	struct wire_welcome w;
 	uint8_t data[512];
 
-	if (!say_hello(fd, ask, false, known.token, session, deadline) || !sl_send_all(fd, attach, sizeof *attach, deadline) ||
+	if (!say_hello(fd, ask, false, known.token, session, deadline) || !sl_send_all(fd, what, n, deadline) ||
 	    !sl_recv_all(fd, &w, sizeof w, NULL, deadline) || w.magic != SL_WELCOME_MAGIC || w.size > sizeof data ||
 	    !sl_recv_all(fd, data, w.size, NULL, deadline))
 		return SL_BROKEN;
@@ -491,78 +491,52 @@ static enum sl_connected ask_again(int fd, const struct sl_ask *ask, uint32_t se
 		sl_text(reason, cap, data, w.size);
 		return refused(w.status);
 	}
-	if (w.version != SL_VERSION || w.size != sizeof *answer)
+	if (w.version != SL_VERSION || w.size != m)
 		return SL_BROKEN;
-	memcpy(answer, data, sizeof *answer);
+	if (m)
+		memcpy(answer, data, m);
 	return SL_CONNECTED;
 }
 
-/* Dials for a session that this process has. */
-static enum sl_connected dial_again(const struct sl_ask *ask, uint32_t session, struct sl_connection *c)
+/* Makes a further connection of a session that this process has. */
+static enum sl_connected connect_further(const struct sl_ask *ask, uint32_t session, const void *what, size_t n, void *answer, size_t m,
+					 uint32_t keepalive_ms, struct sl_connection *c, char *reason, size_t cap)
 {
 	struct sl_ask from_lease = *ask;
+	enum sl_connected rc;
 	bool local;
+	int fd;
 
+	*reason = 0;
 	from_lease.kind |= session << 8;
-	return known.socket ? dial_lease(known.socket, &from_lease, c, &local) : dial_worker(known.workers, ask, c, &local);
+	rc = known.socket ? dial_lease(known.socket, &from_lease, c, &local) : dial_worker(known.workers, ask, c, &local);
+	if (rc)
+		return rc;
+	rc = ask_further(c->fd, ask, session, what, n, answer, m, reason, cap);
+	if (!rc) {
+		tune(c->fd, keepalive_ms);
+		return rc;
+	}
+	fd = c->fd;
+	c->fd = -1;
+	close(fd);
+	return rc;
 }
 
 enum sl_connected sl_connect_again(const struct sl_ask *ask, uint32_t session, const struct wire_attach *attach, uint32_t keepalive_ms,
 				   struct sl_connection *c, struct wire_attached *answer, char *reason, size_t cap)
 {
-	enum sl_connected rc;
-
-	*reason = 0;
-	rc = dial_again(ask, session, c);
-	if (rc)
-		return rc;
-	rc = ask_again(c->fd, ask, session, attach, answer, reason, cap);
-	if (!rc) {
-		tune(c->fd, keepalive_ms);
-		return rc;
-	}
-	close(c->fd);
-	c->fd = -1;
-	return rc;
-}
-
-static enum sl_connected ask_bulk(int fd, const struct sl_ask *ask, uint32_t session, const struct wire_bulk_key *key, char *reason, size_t cap)
-{
-	int64_t deadline = sl_now_ms() + ask->patience_ms;
-	struct wire_welcome w;
-	uint8_t data[512];
-
-	if (!say_hello(fd, ask, false, known.token, session, deadline) || !sl_send_all(fd, key, sizeof *key, deadline) ||
-	    !sl_recv_all(fd, &w, sizeof w, NULL, deadline) || w.magic != SL_WELCOME_MAGIC || w.size > sizeof data ||
-	    !sl_recv_all(fd, data, w.size, NULL, deadline))
-		return SL_BROKEN;
-	if (w.status) {
-		sl_text(reason, cap, data, w.size);
-		return refused(w.status);
-	}
-	return w.version != SL_VERSION || w.size ? SL_BROKEN : SL_CONNECTED;
+	return connect_further(ask, session, attach, sizeof *attach, answer, sizeof *answer, keepalive_ms, c, reason, cap);
 }
 
 enum sl_connected sl_connect_bulk(const struct sl_ask *ask, uint32_t session, const struct wire_bulk_key *key, uint32_t keepalive_ms,
 				  struct sl_connection *c, char *reason, size_t cap)
 {
 	struct timeval tv = { keepalive_ms / 1000, keepalive_ms % 1000 * 1000 };
-	enum sl_connected rc;
-	int fd;
+	enum sl_connected rc = connect_further(ask, session, key, sizeof *key, NULL, 0, keepalive_ms, c, reason, cap);
 
-	*reason = 0;
-	rc = dial_again(ask, session, c);
-	if (rc)
-		return rc;
-	rc = ask_bulk(c->fd, ask, session, key, reason, cap);
-	if (!rc) {
-		tune(c->fd, keepalive_ms);
+	if (!rc)
 		setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv);
-		return rc;
-	}
-	fd = c->fd;
-	c->fd = -1;
-	close(fd);
 	return rc;
 }
 

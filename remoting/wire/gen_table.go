@@ -3372,7 +3372,7 @@ const BulkPartSize = 24
 
 // BulkPart: begins a part on a bulk connection; `size` bytes follow.
 type BulkPart struct {
-	Number uint64 // to the worker: of the part, never used before in the session. To the client: the delivery's id
+	Number uint64 // to the worker: of the part, never used before in the session, and not 0. To the client: the delivery's id
 	Offset uint64 // to the client: of the bytes in the delivery. To the worker: 0
 	Size   uint32 // 1 to 1 MiB
 	After  uint32 // to the client: how many DATA and HOST frames of the session were sent before, modulo 2^32. To the worker: 0
@@ -3411,7 +3411,7 @@ const BulkTakenSize = 16
 
 // BulkTaken: the answer to a part whose bytes have been read.
 type BulkTaken struct {
-	Number uint64 // the part's
+	Number uint64 // the part's. 0, from the worker: the next part waits for memory
 	Offset uint64 // the part's
 }
 

@@ -531,7 +531,7 @@ func (b *bulk) reassure(c *bulkConn) (stop func()) {
 // parseBulkPart reads what begins a part to the device.
 func parseBulkPart(h *[wire.BulkPartSize]byte) (m wire.BulkPart, err error) {
 	m.Decode(wire.NewDecoder(h[:]))
-	if m.Size == 0 || m.Size > wire.MaxBulkPart || m.Offset != 0 || m.After != 0 {
+	if m.Number == 0 || m.Size == 0 || m.Size > wire.MaxBulkPart || m.Offset != 0 || m.After != 0 {
 		return m, fmt.Errorf("part %d of %d bytes, with %#x and %#x where 0 belongs", m.Number, m.Size, m.Offset, m.After)
 	}
 	return m, nil

@@ -2,7 +2,7 @@ package worker
 
 // Parts from the device, see copyout.go. push hands chunks of large deliveries to the queue; each bulk connection's goroutine takes from it,
 // sends, and reads the answers. Until a part is answered its chunk keeps its slot: if the connection fails, or the client does not answer within
-// the keep-alive time, the chunk is lost and sent again as a DATA frame (resend), by whoever sends next, or the deliverer.
+// the keep-alive time, the chunk is lost and sent again as a DATA frame (resend), by the next thread that sends, or by the deliverer.
 //
 // All parts that are out belong to one delivery. Before a chunk of another one is sent, they have been answered or sent again: a later
 // copy to the same memory stays the later one. The last DATA of a delivery also waits until all of its parts have been answered or sent again, and

@@ -159,7 +159,8 @@ func TestBulkOutUnanswered(t *testing.T) {
 	}
 }
 
-// What the GPU writes to watched memory is told behind the parts that are out, which may hold what the memory had before: also if nobody waits.
+// The client is told what the GPU writes to watched memory after it has answered the parts that are out, also if it waits for nothing. The parts may
+// hold what the memory had before.
 func TestBulkOutWatched(t *testing.T) {
 	k := startBulk(t, nil)
 	src := randomBytes(8<<20, 11)
@@ -173,7 +174,7 @@ func TestBulkOutWatched(t *testing.T) {
 	k.oneway(wire.OpCopyOut, u64(p), u64(uint64(len(src))), u32(0), u32(50))
 	<-arrived
 	k.oneway(opCuMemcpyDtoDAsync_v2, u64(hostAt+8), u64(p), u64(8), u32(0))
-	time.Sleep(50 * time.Millisecond) // many looks
+	time.Sleep(50 * time.Millisecond) // the worker looks every millisecond, and must send nothing
 	k.mu.Lock()
 	if told := k.hostFrames(); len(told) > 0 {
 		t.Errorf("told before the parts were answered: %v", told)

@@ -160,7 +160,7 @@ func TestBulkFull(t *testing.T) {
 	k := startBulk(t, nil)
 	c := k.mustOpen(wire.BulkToWorker)
 	src, dst := randomBytes(wire.MaxBulkPart, 2), k.mustAlloc(wire.MaxBulkPart)
-	for i := range uint64(bulkSlots) {
+	for i := uint64(1); i <= bulkSlots; i++ {
 		put(t, c, i, src[:1000+i])
 	}
 	more := make(chan error, 1)
@@ -218,14 +218,13 @@ func TestBulkWaits(t *testing.T) {
 		}
 	}
 	// As many connections as there may be wait, and are closed: others take their places.
-	for range 3 {
-		d := c
-		if c = nil; d == nil {
-			d = k.mustOpen(wire.BulkToWorker)
+	all := []net.Conn{c, k.mustOpen(wire.BulkToWorker), k.mustOpen(wire.BulkToWorker)}
+	for i, c := range all {
+		_, _ = c.Write(append(partHead(uint64(200+i), 0, 1, 0), 2))
+		if m, err := readTaken(c); err != nil || m.Number != 0 {
+			t.Fatalf("%+v, %v", m, err)
 		}
-		_, _ = d.Write(append(partHead(rand.Uint64(), 0, 1, 0), 2))
-		time.Sleep(keepalive / 10)
-		d.Close()
+		c.Close()
 	}
 	for end := time.Now().Add(bulkTime); ; time.Sleep(keepalive / 10) {
 		d, err := k.open(wire.BulkToWorker)
@@ -299,7 +298,7 @@ func TestBulkUnknown(t *testing.T) {
 	}
 }
 
-// Whoever does not come with the key is refused, and so is one connection too many.
+// A client without the key is refused, and so is one connection too many.
 func TestBulkRefused(t *testing.T) {
 	k := startBulk(t, nil)
 	wrong := k.Key
@@ -353,7 +352,7 @@ func TestBulkMalformed(t *testing.T) {
 	b := make([]byte, 100)
 	put(t, k.mustOpen(wire.BulkToWorker), 1, b)
 	for name, head := range map[string][]byte{
-		"empty": partHead(2, 0, 0, 0), "large": partHead(2, 0, wire.MaxBulkPart+1, 0), "offset": partHead(2, 1, 100, 0), "zero": partHead(2, 0, 100, 1),
+		"empty": partHead(2, 0, 0, 0), "number": partHead(0, 0, 100, 0), "large": partHead(2, 0, wire.MaxBulkPart+1, 0), "offset": partHead(2, 1, 100, 0), "zero": partHead(2, 0, 100, 1),
 		"again": partHead(1, 0, 100, 0), "cut": partHead(3, 0, 200, 0), "head": partHead(3, 0, 200, 0)[:20],
 	} {
 		c := k.mustOpen(wire.BulkToWorker)
@@ -370,7 +369,7 @@ func TestBulkMalformed(t *testing.T) {
 	}
 	dst, c := k.mustAlloc(200), k.mustOpen(wire.BulkToWorker)
 	b = randomBytes(200, 5)
-	put(t, c, 3, b) // of which half has come over another connection
+	put(t, c, 3, b) // half of it has come over another connection
 	k.copyPart(dst, 3, 200, 0)
 	k.copyPart(dst, 1, 100, 0)
 	if got := k.copyOut(dst, 200, 0, 1); !bytes.Equal(got, append(make([]byte, 100), b[100:]...)) {
@@ -392,7 +391,7 @@ func TestBulkStalls(t *testing.T) {
 	put(t, idle, 3, make([]byte, 10))
 }
 
-// A copy of a part that fails does so as a COPY_IN: the client is told, and the next wait. It keeps no slot, whatever it fails for.
+// If a part cannot be copied, the client is told and its next wait fails, as with COPY_IN. The slot is free again, whatever the reason.
 func TestBulkFailed(t *testing.T) {
 	k := startBulk(t, nil)
 	c := k.mustOpen(wire.BulkToWorker)

@@ -6,7 +6,7 @@ package worker
 // the deliverer thread, or a waiter that is about to report a completion (flush).
 //
 // Locking: sendMu keeps the order on the wire, mu guards the list, the free slots and what is out on bulk connections. mu is never
-// held while something is sent, and no bulk connection needs sendMu: whoever sends may be held up for as long as the client's
+// held while something is sent, and no bulk connection needs sendMu: a thread that sends may have to wait for as long as the client's
 // connection is lost. The memory of the slots belongs to inStaging.
 
 /*

@@ -6,13 +6,15 @@
  * It needs a C compiler and libcuda.so.1 at run time, no header of NVIDIA's.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define PROGRAM "bulk"
+#include "plain.h"
 
 enum { THREADS = 2, SMALL = 1 << 20, HOST = 1, DEVICE = 2 };
 
@@ -53,44 +55,13 @@ static void *ctx;
 static size_t mib = 24;
 static int rounds = 4;
 
-static void check(int err, const char *what)
-{
-	if (err) {
-		fprintf(stderr, "bulk: %s: error %d\n", what, err);
-		exit(1);
-	}
-}
-
-#define CHECK(call) check(call, #call)
-
-static void load(void)
-{
-	const struct {
-		void *to;
-		const char *name;
-	} all[] = {
-		{ &cu_init, "cuInit" }, { &cu_retain, "cuDevicePrimaryCtxRetain" }, { &cu_set_current, "cuCtxSetCurrent" },
-		{ &cu_alloc, "cuMemAlloc_v2" }, { &cu_free, "cuMemFree_v2" }, { &cu_host_alloc, "cuMemHostAlloc" },
-		{ &cu_host_free, "cuMemFreeHost" }, { &cu_set, "cuMemsetD8Async" }, { &cu_htod, "cuMemcpyHtoD_v2" },
-		{ &cu_dtoh, "cuMemcpyDtoH_v2" }, { &cu_htod_async, "cuMemcpyHtoDAsync_v2" }, { &cu_dtoh_async, "cuMemcpyDtoHAsync_v2" },
-		{ &cu_rows_async, "cuMemcpy2DAsync_v2" }, { &cu_stream, "cuStreamCreate" }, { &cu_stream_sync, "cuStreamSynchronize" },
-	};
-	void *lib = dlopen("libcuda.so.1", RTLD_NOW);
-
-	if (!lib) {
-		fprintf(stderr, "bulk: %s\n", dlerror());
-		exit(1);
-	}
-	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-		void *f = dlsym(lib, all[i].name);
-
-		if (!f) {
-			fprintf(stderr, "bulk: no %s\n", all[i].name);
-			exit(1);
-		}
-		memcpy(all[i].to, &f, sizeof f);
-	}
-}
+static const struct function functions[] = {
+	{ &cu_init, "cuInit" }, { &cu_retain, "cuDevicePrimaryCtxRetain" }, { &cu_set_current, "cuCtxSetCurrent" },
+	{ &cu_alloc, "cuMemAlloc_v2" }, { &cu_free, "cuMemFree_v2" }, { &cu_host_alloc, "cuMemHostAlloc" },
+	{ &cu_host_free, "cuMemFreeHost" }, { &cu_set, "cuMemsetD8Async" }, { &cu_htod, "cuMemcpyHtoD_v2" },
+	{ &cu_dtoh, "cuMemcpyDtoH_v2" }, { &cu_htod_async, "cuMemcpyHtoDAsync_v2" }, { &cu_dtoh_async, "cuMemcpyDtoHAsync_v2" },
+	{ &cu_rows_async, "cuMemcpy2DAsync_v2" }, { &cu_stream, "cuStreamCreate" }, { &cu_stream_sync, "cuStreamSynchronize" },
+};
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -269,7 +240,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: bulk [ROUNDS [MIB]]\n");
 		return 2;
 	}
-	load();
+	load(functions, sizeof functions / sizeof *functions);
 	CHECK(cu_init(0));
 	CHECK(cu_retain(&ctx, 0));
 	for (int i = 0; i < THREADS; i++) {

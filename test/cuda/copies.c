@@ -8,13 +8,15 @@
  * It needs a C compiler and libcuda.so.1 at run time, no header of NVIDIA's.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+
+#define PROGRAM "copies"
+#include "plain.h"
 
 enum { MAX_REPEATS = 100, MAX_SIZES = 16 };
 
@@ -34,44 +36,13 @@ static int (*cu_stream_sync)(void *);
 
 static void *stream;
 
-static void check(int err, const char *what)
-{
-	if (err) {
-		fprintf(stderr, "copies: %s: error %d\n", what, err);
-		exit(1);
-	}
-}
-
-#define CHECK(call) check(call, #call)
-
-static void load(void)
-{
-	const struct {
-		void *to;
-		const char *name;
-	} all[] = {
-		{ &cu_init, "cuInit" }, { &cu_retain, "cuDevicePrimaryCtxRetain" }, { &cu_set_current, "cuCtxSetCurrent" },
-		{ &cu_alloc, "cuMemAlloc_v2" }, { &cu_free, "cuMemFree_v2" }, { &cu_host_alloc, "cuMemHostAlloc" },
-		{ &cu_host_free, "cuMemFreeHost" }, { &cu_htod, "cuMemcpyHtoD_v2" }, { &cu_dtoh, "cuMemcpyDtoH_v2" },
-		{ &cu_htod_async, "cuMemcpyHtoDAsync_v2" }, { &cu_dtoh_async, "cuMemcpyDtoHAsync_v2" },
-		{ &cu_stream, "cuStreamCreate" }, { &cu_stream_sync, "cuStreamSynchronize" },
-	};
-	void *lib = dlopen("libcuda.so.1", RTLD_NOW);
-
-	if (!lib) {
-		fprintf(stderr, "copies: %s\n", dlerror());
-		exit(1);
-	}
-	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-		void *f = dlsym(lib, all[i].name);
-
-		if (!f) {
-			fprintf(stderr, "copies: no %s\n", all[i].name);
-			exit(1);
-		}
-		memcpy(all[i].to, &f, sizeof f);
-	}
-}
+static const struct function functions[] = {
+	{ &cu_init, "cuInit" }, { &cu_retain, "cuDevicePrimaryCtxRetain" }, { &cu_set_current, "cuCtxSetCurrent" },
+	{ &cu_alloc, "cuMemAlloc_v2" }, { &cu_free, "cuMemFree_v2" }, { &cu_host_alloc, "cuMemHostAlloc" },
+	{ &cu_host_free, "cuMemFreeHost" }, { &cu_htod, "cuMemcpyHtoD_v2" }, { &cu_dtoh, "cuMemcpyDtoH_v2" },
+	{ &cu_htod_async, "cuMemcpyHtoDAsync_v2" }, { &cu_dtoh_async, "cuMemcpyDtoHAsync_v2" },
+	{ &cu_stream, "cuStreamCreate" }, { &cu_stream_sync, "cuStreamSynchronize" },
+};
 
 static double now(void)
 {
@@ -171,7 +142,7 @@ int main(int argc, char **argv)
 	}
 	if (repeats < 1 || repeats > MAX_REPEATS || !count)
 		return 2;
-	load();
+	load(functions, sizeof functions / sizeof *functions);
 	CHECK(cu_init(0));
 	CHECK(cu_retain(&ctx, 0));
 	CHECK(cu_set_current(ctx));

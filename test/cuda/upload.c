@@ -8,13 +8,15 @@
  * It needs a C compiler and libcuda.so.1 at run time, no header of NVIDIA's.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define PROGRAM "upload"
+#include "plain.h"
 
 enum { PLANE = 224 * 224, NUMBERS = 200, GUARD = 4096 };
 
@@ -27,16 +29,6 @@ static int (*cu_set)(uint64_t, unsigned char, size_t);
 static int (*cu_htod)(uint64_t, const void *, size_t);
 static int (*cu_dtoh)(void *, uint64_t, size_t);
 
-static void check(int err, const char *what)
-{
-	if (err) {
-		fprintf(stderr, "upload: %s: error %d\n", what, err);
-		exit(1);
-	}
-}
-
-#define CHECK(call) check(call, #call)
-
 static void require(bool good, const char *what)
 {
 	if (!good) {
@@ -45,26 +37,11 @@ static void require(bool good, const char *what)
 	}
 }
 
-static void load(void)
-{
-	const struct {
-		void *to;
-		const char *name;
-	} all[] = {
-		{ &cu_init, "cuInit" }, { &cu_retain, "cuDevicePrimaryCtxRetain" }, { &cu_set_current, "cuCtxSetCurrent" },
-		{ &cu_alloc, "cuMemAlloc_v2" }, { &cu_free, "cuMemFree_v2" }, { &cu_set, "cuMemsetD8_v2" },
-		{ &cu_htod, "cuMemcpyHtoD_v2" }, { &cu_dtoh, "cuMemcpyDtoH_v2" },
-	};
-	void *lib = dlopen("libcuda.so.1", RTLD_NOW);
-
-	require(lib != NULL, "no libcuda.so.1");
-	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-		void *f = dlsym(lib, all[i].name);
-
-		require(f != NULL, all[i].name);
-		memcpy(all[i].to, &f, sizeof f);
-	}
-}
+static const struct function functions[] = {
+	{ &cu_init, "cuInit" }, { &cu_retain, "cuDevicePrimaryCtxRetain" }, { &cu_set_current, "cuCtxSetCurrent" },
+	{ &cu_alloc, "cuMemAlloc_v2" }, { &cu_free, "cuMemFree_v2" }, { &cu_set, "cuMemsetD8_v2" },
+	{ &cu_htod, "cuMemcpyHtoD_v2" }, { &cu_dtoh, "cuMemcpyDtoH_v2" },
+};
 
 static uint32_t next(void)
 {
@@ -160,7 +137,7 @@ int main(int argc, char **argv)
 	back = malloc(n + GUARD);
 	require(n && copies && host && back, "no memory");
 	fill(argv[1], host + off, n);
-	load();
+	load(functions, sizeof functions / sizeof *functions);
 	CHECK(cu_init(0));
 	CHECK(cu_retain(&ctx, 0));
 	CHECK(cu_set_current(ctx));

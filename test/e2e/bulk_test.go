@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -31,13 +30,7 @@ func bulk(t *testing.T, w *worker, env []string, args ...string) (s bulked) {
 	if r := finish(t, ctx, cmd); r.status != 0 || r.stdout != "PASS\n" {
 		t.Fatalf("bulk %v, %v: status %d\nstdout: %s\nstderr: %s", args, env, r.status, r.stdout, tail(r.stderr, 20))
 	}
-	b, err := os.ReadFile(stats)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(b, &s); err != nil {
-		t.Fatalf("%v in %s", err, b)
-	}
+	readStats(t, stats, &s)
 	return s
 }
 

@@ -70,14 +70,20 @@ func upload(t *testing.T, w *worker, addr string, env []string, args ...string) 
 	if err != nil || !strings.HasSuffix(string(out), "PASS\n") {
 		t.Fatalf("%v: %v\n%s", args, err, out)
 	}
-	b, err := os.ReadFile(stats)
+	readStats(t, stats, &s)
+	return s
+}
+
+// readStats reads what one program has appended to its file of SLUICE_STATS.
+func readStats(t testing.TB, file string, to any) {
+	t.Helper()
+	b, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(b, &s); err != nil {
+	if err := json.Unmarshal(b, to); err != nil {
 		t.Fatalf("%v in %s", err, b)
 	}
-	return s
 }
 
 // Over a slow link what can be compressed is, and arrives bit by bit; what cannot costs nothing. The bytes are counted by the link.

@@ -2,8 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -148,16 +146,10 @@ func TestOlderEvents(t *testing.T) {
 	stats := filepath.Join(t.TempDir(), "stats")
 	r := w.run(runOptions{mem: "512M", env: []string{"SLUICE_STATS=" + stats}}, program("pipeline"))
 	check(t, r, "pipeline: 600 items, each there when its event said so\nPASS\n")
-	b, err := os.ReadFile(stats)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var s struct {
 		Waits map[string]int `json:"waits_by_function"`
 	}
-	if err := json.Unmarshal(b, &s); err != nil {
-		t.Fatalf("%v: %s", err, b)
-	}
+	readStats(t, stats, &s)
 	if n := s.Waits["cuEventSynchronize"] + s.Waits["event_watch"]; n > 60 {
 		t.Errorf("%d questions for the events of 600 items: %v", n, s.Waits)
 	}
@@ -191,17 +183,11 @@ func TestSharedMemory(t *testing.T) {
 			if r.status != 0 || strings.Count(r.stdout, "\n") != 8 {
 				t.Fatalf("status %d\nstdout: %s\nstderr: %s", r.status, r.stdout, r.stderr)
 			}
-			b, err := os.ReadFile(stats)
-			if err != nil {
-				t.Fatal(err)
-			}
 			var s struct {
 				In  int `json:"bytes_in"`
 				Out int `json:"bytes_out"`
 			}
-			if err := json.Unmarshal(b, &s); err != nil {
-				t.Fatalf("%v: %s", err, b)
-			}
+			readStats(t, stats, &s)
 			if c.shared != (s.In < n/2 && s.Out < n/2) {
 				t.Errorf("%d bytes came and %d went for copies of %d", s.In, s.Out, n)
 			}

@@ -75,8 +75,8 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// A daemon that stops while a session is being started has not failed: the client is told to come
-// again, no error is logged, and the session that comes again finds nothing of the first.
+// If the daemon stops while it starts a session, it tells the client to try again and logs no error. The
+// next session is not affected by the cancelled one.
 func TestCancelledStart(t *testing.T) {
 	dir := setup(t)
 	var said bytes.Buffer

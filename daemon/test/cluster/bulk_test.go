@@ -187,7 +187,7 @@ func (c *bulkClient) all() {
 			f, err := c.open(c.Session, c.Key, i%2)
 			if err == nil && i%2 == wire.BulkToWorker {
 				var e wire.Encoder
-				(&wire.BulkPart{Number: uint64(i), Size: wire.MaxBulkPart}).Encode(&e)
+				(&wire.BulkPart{Number: uint64(i) + 1, Size: wire.MaxBulkPart}).Encode(&e)
 				if _, err = f.Write(append(e.Buf(), make([]byte, wire.MaxBulkPart)...)); err == nil {
 					var b [wire.BulkTakenSize]byte
 					_, err = io.ReadFull(f, b[:])

@@ -298,7 +298,7 @@ func pidsIn(ns, name string) []int {
 			continue
 		}
 		comm, err := os.ReadFile(d + "/comm")
-		// A slurmctld that has started itself anew, as scontrol reconfigure has it do from Slurm 23.11 on, goes by the file that Debian's link leads to.
+		// From Slurm 23.11 on scontrol reconfigure has slurmctld execute itself again. Its name is then that of the file behind Debian's link.
 		is := strings.TrimSuffix(strings.TrimSpace(string(comm)), "-wlm")
 		if err == nil && (name == "" || is == name) && startTime(pid) != 0 {
 			out = append(out, pid)
