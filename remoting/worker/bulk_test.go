@@ -396,7 +396,7 @@ func TestBulkFailed(t *testing.T) {
 	k := startBulk(t, nil)
 	c := k.mustOpen(wire.BulkToWorker)
 	src, dst := randomBytes(1000, 4), k.mustAlloc(1000)
-	number := uint64(0)
+	number := uint64(1)
 	for name, bad := range map[string]func(){
 		"address": func() { k.copyPart(1<<50, number, len(src), 0) },
 		"stream":  func() { k.copyPart(dst, number, len(src), 99) },
@@ -433,7 +433,7 @@ func TestBulkContexts(t *testing.T) {
 	c := k.mustOpen(wire.BulkToWorker)
 	src := randomBytes(2*bulkSlots<<20, 6)
 	part := func(i int) []byte { return src[i<<20 : (i+1)<<20] }
-	number := uint64(0)
+	number := uint64(1)
 	for round := range 3 {
 		ctx := uint32(100 + round)
 		if r := k.wait(opCuCtxCreate_v2, 0, u32(ctx), u32(0), u32(0)); r.result != 0 {

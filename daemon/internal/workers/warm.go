@@ -253,23 +253,34 @@ func (p *Pool) fill(g lease.GPU) {
 			p.mu.Unlock()
 			return
 		}
+		p.filling.Add(1) // mu is held: Close does not wait yet
 		p.mu.Unlock()
-		w, err := p.spawn([]lease.GPU{g})
-		if err != nil {
-			p.log.Error("no worker started ahead", "gpu", g.UUID, "error", err)
-			p.later(g)
+		added := p.startAhead(g)
+		p.filling.Done()
+		if !added {
 			return
 		}
-		p.mu.Lock()
-		if p.closed || len(p.warm[g.UUID]) >= p.cfg.Warm {
-			p.mu.Unlock()
-			p.discard(w)
-			return
-		}
-		p.warm[g.UUID] = append(p.warm[g.UUID], w)
-		p.mu.Unlock()
-		go p.watchWarm(g, w)
 	}
+}
+
+// startAhead starts one process ahead. It returns false if that failed, or if the process is not wanted any more.
+func (p *Pool) startAhead(g lease.GPU) bool {
+	w, err := p.spawn([]lease.GPU{g})
+	if err != nil {
+		p.log.Error("no worker started ahead", "gpu", g.UUID, "error", err)
+		p.later(g)
+		return false
+	}
+	p.mu.Lock()
+	if p.closed || len(p.warm[g.UUID]) >= p.cfg.Warm {
+		p.mu.Unlock()
+		p.discard(w)
+		return false
+	}
+	p.warm[g.UUID] = append(p.warm[g.UUID], w)
+	p.mu.Unlock()
+	go p.watchWarm(g, w)
+	return true
 }
 
 // watchWarm waits for the end of a process that was started ahead. If it ends before it has

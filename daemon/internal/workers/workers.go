@@ -96,6 +96,7 @@ type Pool struct {
 	warm      map[string][]*worker // by GPU; workers that were started ahead
 	fails     map[string]int       // by GPU; consecutive workers that ended before they had a client
 	soon      map[string]bool      // by GPU; a fill is due, see later
+	filling   sync.WaitGroup       // processes that are being started ahead
 	closed    bool
 	onEnd     func(lease.Session, string)
 	missed    []ended                    // sessions that ended before onEnd was set
@@ -600,4 +601,5 @@ func (p *Pool) Close() {
 	for _, w := range all {
 		p.discard(w)
 	}
+	p.filling.Wait()
 }
