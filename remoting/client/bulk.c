@@ -2,6 +2,7 @@
 #include "bulk.h"
 #include "attention.h"
 #include "conf.h"
+#include "ctx.h"
 #include "deadline.h"
 #include "forms.h"
 #include "log.h"
@@ -202,7 +203,7 @@ static int64_t now_us(void)
 }
 
 /* One question. *near: the answer came soon. */
-static CUresult ask_once(const sl_buf *head, struct wire_bulk_open_reply *a, bool *near)
+static CUresult ask_once(const struct sl_peer *t, struct wire_bulk_open_reply *a, bool *near)
 {
 	int64_t began = now_us();
 	CUresult err;
@@ -210,8 +211,7 @@ static CUresult ask_once(const sl_buf *head, struct wire_bulk_open_reply *a, boo
 	sl_buf q;
 
 	sl_buf_init(&q);
-	q.to = head->to;
-	q.to_ctx = head->to_ctx;
+	q.to = (uint8_t)(t->index + 1);
 	err = sl_wait(CTL_BULK_OPEN, &q, &r);
 	*near = now_us() - began <= TRIP_US;
 	sl_get_bytes(&r, a, sizeof *a);
@@ -223,8 +223,9 @@ static CUresult ask_once(const sl_buf *head, struct wire_bulk_open_reply *a, boo
 }
 
 /* Asks the worker. Called with the lock held, which it gives up meanwhile. */
-static void ask(struct sl_bulk *b, const sl_buf *head)
+static void ask(const struct sl_peer *t)
 {
+	struct sl_bulk *b = t->bulk;
 	struct wire_bulk_open_reply a;
 	bool near = false;
 	CUresult err = CUDA_SUCCESS;
@@ -232,7 +233,7 @@ static void ask(struct sl_bulk *b, const sl_buf *head)
 	b->state = ASKING;
 	pthread_mutex_unlock(&b->lock);
 	for (int i = 0; i < ASK_TIMES && !err && !near; i++) {
-		err = ask_once(head, &a, &near);
+		err = ask_once(t, &a, &near);
 		near |= b->told;
 	}
 	pthread_mutex_lock(&b->lock);
@@ -250,17 +251,18 @@ static void ask(struct sl_bulk *b, const sl_buf *head)
 	}
 }
 
-bool sl_bulk_ready(struct sl_peer *t, const sl_buf *head, uint32_t direction)
+bool sl_bulk_ready(struct sl_peer *t, uint32_t direction)
 {
 	struct sl_bulk *b = t->bulk;
 	bool ready;
 
 	/* A capture must not see what the worker does when it is asked. */
-	if (!b || head->mixed || sl_capturing_any())
+	if (!b || sl_capturing_any())
 		return false;
 	pthread_mutex_lock(&b->lock);
-	if (b->state == UNASKED && sl_now_ms() >= b->ask_again)
-		ask(b, head);
+	/* A question that is kept behind copies says nothing of how near the worker is. */
+	if (b->state == UNASKED && (!__atomic_load_n(&t->background.open, __ATOMIC_RELAXED) || sl_tls()->unkept) && sl_now_ms() >= b->ask_again)
+		ask(t);
 	ready = b->state == OPEN && start(b, direction);
 	pthread_mutex_unlock(&b->lock);
 	return ready;
@@ -271,7 +273,7 @@ void sl_bulk_download(const sl_buf *head, uint64_t n)
 	uint32_t ctx;
 
 	if (n >= SL_BULK_LEAST)
-		sl_bulk_ready(sl_peer_route(head, &ctx), head, SL_BULK_TO_CLIENT);
+		sl_bulk_ready(sl_peer_route(head, &ctx), SL_BULK_TO_CLIENT);
 }
 
 void sl_bulk_end(struct sl_peer *t)

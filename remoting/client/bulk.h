@@ -23,8 +23,9 @@
 
 #define SL_BULK_LEAST (8u << 20)	/* bytes of a copy that are worth it */
 
-struct sl_peer;
 struct sl_bulk_job;
+struct sl_copy_in;
+struct sl_peer;
 
 struct sl_bulk_line {
 	struct sl_peer *t;
@@ -50,6 +51,7 @@ struct sl_bulk {
 
 	/* bulkup.c */
 	struct sl_bulk_job *job;
+	bool reserved;		/* for copies in the background */
 	uint64_t number;	/* of the last part */
 	uint32_t work, change;	/* futexes: there may be something to send; something else has changed */
 	unsigned work_waits, change_waits;
@@ -64,32 +66,27 @@ struct sl_bulk *sl_bulk_new(struct sl_peer *t);
 void sl_bulk_free(struct sl_bulk *b);
 
 /*
- * Whether a large copy can go by bulk connections. Asks the worker for the key, the way that frames with this head go, and has
- * connections made where there are none. Waits for no connection.
+ * Whether a large copy can go by bulk connections. Asks the worker for the key, and has connections made where there are none. Waits
+ * for no connection.
  */
-bool sl_bulk_ready(struct sl_peer *t, const sl_buf *head, uint32_t direction);
-/* The same before a copy of n bytes from the device, which has the worker use the connections that are there by then. */
+bool sl_bulk_ready(struct sl_peer *t, uint32_t direction);
+/* The same before a copy of n bytes from the device, which goes the way that frames with this head go and has the worker use the connections that are there by then. */
 void sl_bulk_download(const sl_buf *head, uint64_t n);
-
-struct sl_bulk_copy {
-	uint64_t dst;
-	const uint8_t *src;
-	size_t n;
-	CUstream s;
-	uint32_t stream;
-	bool blocking;		/* the last frame says that a blocking copy ends with it */
-	/* Sends some of the bytes in frames; last: in the last one of the copy. */
-	CUresult (*plain)(void *arg, const struct sl_bulk_copy *c, size_t at, size_t n, bool last);
-	void *arg;
-};
 
 /* The receiver has written a DATA or HOST frame to the program's memory. */
 void sl_bulk_wrote(struct sl_bulk *b);
 
-/* Whether a connection is up and no other thread's copy to the device has them all. */
-bool sl_bulk_idle(struct sl_peer *t);
-/* Copies to the device. On return no thread reads src any more. */
-CUresult sl_bulk_upload(struct sl_peer *t, const struct sl_bulk_copy *c);
+/* Sends n bytes of a copy from at on in frames; last: the last frame says that a blocking copy ends with it. */
+typedef CUresult sl_bulk_plain(void *arg, const struct sl_copy_in *c, size_t at, size_t n, bool last);
+
+/*
+ * Copies to the device. On return no thread reads c->src any more. False, and nothing is done, if no connection is up, or another copy has
+ * them all. Bytes whose connection fails go by plain.
+ */
+bool sl_bulk_upload(const struct sl_copy_in *c, sl_bulk_plain *plain, void *arg, CUresult *err);
+/* From now on the connections to the device are for copies in the background only; false if another one has them. True where there are none. */
+bool sl_bulk_reserve(struct sl_peer *t);
+void sl_bulk_release(struct sl_peer *t);
 
 /* Shuts all connections down, because the session or the process ends. */
 void sl_bulk_end(struct sl_peer *t);

@@ -1,5 +1,5 @@
 /*
- * Copies to the device by bulk connections. The program's thread makes a job and waits for it; one job of a session at a time. The
+ * Copies to the device by bulk connections. A thread of the program's, or the one for copies in the background (background.h), makes a job and waits for it; one job of a session at a time. The
  * threads of connections take parts of it and send them, at most UNANSWERED before the first of them is answered. The
  * program's thread sends a frame for each part, once it knows what became of it: COPY_IN_BULK if it was answered, and the bytes
  * if its connection has failed. So the frames carry that thread's context, and it knows which one is the last. While no connection is
@@ -9,12 +9,13 @@
  * program's thread does what it does without one. The job is on the program's stack. It ends when no thread has a part of it.
  */
 #include "bulk.h"
+#include "ctx.h"
 #include "deadline.h"
 #include "peer.h"
-#include "route.h"
 #include "send.h"
 #include "session.h"
 #include "stats.h"
+#include "upload.h"
 
 #include <errno.h>
 #include <sys/socket.h>
@@ -204,55 +205,69 @@ static unsigned collect(struct sl_bulk *b, struct sl_bulk_job *j, struct part *t
 	return n;
 }
 
-static CUresult send_frame(const struct sl_bulk_copy *c, const struct part *p, bool last)
+struct way {
+	const struct sl_copy_in *c;
+	sl_bulk_plain *plain;
+	void *arg;
+};
+
+static CUresult send_frame(const struct way *w, const struct part *p, bool last)
 {
+	const struct sl_copy_in *c = w->c;
 	CUresult err = CUDA_SUCCESS;
 	sl_buf b;
 
 	sl_buf_init(&b);
-	sl_route(&b, SL_STREAM, c->s);
 	if (p->state == TAKEN) {
 		sl_put(&b, struct wire_copy_in_bulk, .dst = c->dst + p->at, .part = p->number, .stream = c->stream, .last = last, .size = p->size);
-		err = sl_oneway(CTL_COPY_IN_BULK, &b);
+		err = sl_oneway_copy(c, CTL_COPY_IN_BULK, &b, NULL, 0);
 	} else if (p->state == LOST) {
 		sl_put(&b, struct wire_bulk_drop, .part = p->number);
-		err = sl_oneway(CTL_BULK_DROP, &b);
+		err = sl_oneway_copy(c, CTL_BULK_DROP, &b, NULL, 0);
 	}
 	sl_buf_free(&b);
 	if (err || p->state == TAKEN)
 		return err;
-	return c->plain(c->arg, c, p->at, p->size, last);
+	return w->plain(w->arg, c, p->at, p->size, last);
 }
 
-bool sl_bulk_idle(struct sl_peer *t)
+bool sl_bulk_reserve(struct sl_peer *t)
 {
 	struct sl_bulk *b = t->bulk;
-	bool idle;
+	bool had;
 
+	if (!b)
+		return true;
 	pthread_mutex_lock(&b->lock);
-	idle = b->up[SL_BULK_TO_WORKER] && !b->job;
+	had = !b->job;
+	b->reserved = had;
 	pthread_mutex_unlock(&b->lock);
-	return idle;
+	return had;
 }
 
-CUresult sl_bulk_upload(struct sl_peer *t, const struct sl_bulk_copy *c)
+void sl_bulk_release(struct sl_peer *t)
 {
-	struct sl_bulk_job j = { .src = c->src, .n = c->n };
 	struct sl_bulk *b = t->bulk;
+
+	if (!b)
+		return;
+	pthread_mutex_lock(&b->lock);
+	b->reserved = false;
+	pthread_mutex_unlock(&b->lock);
+}
+
+/* Sends the frames of a job. Called with the lock held. */
+static CUresult send_all(struct sl_bulk *b, struct sl_bulk_job *j, const struct way *w)
+{
 	CUresult err = CUDA_SUCCESS;
 	struct part part[ROOM];
 	bool all;
 
-	pthread_mutex_lock(&b->lock);
-	while (b->job)
-		sl_bulk_wait(b, &b->change, &b->change_waits, -1);
-	b->job = &j;
-	sl_bulk_wake(&b->work, &b->work_waits);
 	for (;;) {
-		unsigned had = j.out + j.ndone, n = collect(b, &j, part, &all);
+		unsigned had = j->out + j->ndone, n = collect(b, j, part, &all);
 
 		if (!n && all)
-			break;
+			return err;
 		if (!n) {
 			sl_bulk_wait(b, &b->change, &b->change_waits, -1);
 			continue;
@@ -261,13 +276,27 @@ CUresult sl_bulk_upload(struct sl_peer *t, const struct sl_bulk_copy *c)
 			sl_bulk_wake(&b->work, &b->work_waits);
 		pthread_mutex_unlock(&b->lock);
 		for (unsigned i = 0; i < n && !err; i++)
-			err = send_frame(c, &part[i], all && i + 1 == n && c->blocking);
+			err = send_frame(w, &part[i], all && i + 1 == n && w->c->blocking);
 		pthread_mutex_lock(&b->lock);
 		if (err)
-			j.next = j.n;
+			j->next = j->n;
 	}
-	b->job = NULL;
-	sl_bulk_wake(&b->change, &b->change_waits);
+}
+
+bool sl_bulk_upload(const struct sl_copy_in *c, sl_bulk_plain *plain, void *arg, CUresult *err)
+{
+	struct sl_bulk_job j = { .src = c->src, .n = c->n };
+	struct sl_bulk *b = c->t->bulk;
+	bool mine;
+
+	pthread_mutex_lock(&b->lock);
+	mine = b->up[SL_BULK_TO_WORKER] && !b->job && (!b->reserved || sl_tls()->unkept);
+	if (mine) {
+		b->job = &j;
+		sl_bulk_wake(&b->work, &b->work_waits);
+		*err = send_all(b, &j, &(struct way){ c, plain, arg });
+		b->job = NULL;
+	}
 	pthread_mutex_unlock(&b->lock);
-	return err;
+	return mine;
 }

@@ -2,7 +2,8 @@
  * Copies of one dimension.
  *
  * To the device: one-way frames of at most 1 MiB. The bytes leave the program's buffer
- * before the call returns, whether it is page-locked or not (upload.h).
+ * before the call returns, unless they are many and the buffer is page-locked: then
+ * they leave it in the background (background.h).
  *
  * From the device: a delivery (delivery.h) names the program's memory, and the receiver
  * writes the worker's frames straight into it. A copy into page-locked memory returns at
@@ -44,6 +45,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SRC_DURING_API_CALL 2u	/* CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL */
 #define SHARED_MIN (64u << 10)	/* a copy to the device of at least this many bytes names shared memory; a smaller one sends its bytes */
 
 bool sl_ptr_pinned(const void *p, size_t n)
@@ -83,8 +85,8 @@ struct linear {
 static CUresult in_foreign(void *arg);
 static CUresult out_foreign(void *arg);
 
-/* Copies to the device. *marked becomes true if the last frame tells the worker that a blocking copy ends with it. */
-static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool wait, bool *marked)
+/* Copies to the device; later: src may be read after the return. *marked becomes true if the last frame tells the worker that a blocking copy ends with it. */
+static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool later, bool wait, bool *marked)
 {
 	struct sl_ctx *c, *there = sl_ptr_foreign(dst);
 	CUresult err = sl_ctx_use(&c);
@@ -106,7 +108,7 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool 
 	if (err || done)
 		return err;
 	*marked = wait && !sl_capturing_any() && sl_stream_alone(s);
-	return sl_upload(dst, src, n, s, stream, *marked);
+	return sl_upload(dst, src, n, s, stream, *marked, later);
 }
 
 CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, CUstream s)
@@ -223,7 +225,7 @@ static CUresult in_foreign(void *arg)
 	struct linear *l = arg;
 	bool marked;
 
-	return in(l->dev, l->host, l->n, NULL, false, &marked);
+	return in(l->dev, l->host, l->n, NULL, false, false, &marked);
 }
 
 static CUresult out_foreign(void *arg)
@@ -324,17 +326,18 @@ static CUresult decide(struct sl_operand *o, bool asked, unsigned wants)
 }
 
 /*
- * Makes a copy; its addresses decide which kind it is. If wait is set, bytes that go to the host are there on return.
- * An operand that must be device memory may also be page-locked host memory, but not pageable memory.
+ * Makes a copy; its addresses decide which kind it is. If wait is set, bytes that go to the host are there on return. If read is set,
+ * as it is with wait, the program may change the source then. An operand that must be device memory may also be page-locked host memory,
+ * but not pageable memory.
  */
-static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, bool wait, unsigned wants)
+static CUresult copy_read(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, bool wait, bool read, unsigned wants)
 {
 	struct sl_operand to, from;
 	uint64_t there;
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_use(&c);
 	bool visible; /* the program, or another process that has the device memory too, may look at the result as soon as the call returns */
-	bool marked = false;
+	bool later, marked = false;
 
 	if (err || !n)
 		return err;
@@ -361,22 +364,29 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 	}
 	if (__builtin_expect(to.twin || from.twin, 0))
 		sl_mapped_send();
-	if (from.place == SL_LOCKED && to.place == SL_DEVICE && n >= SHARED_MIN && sl_mapped_share(src, n, true, &there))
+	if (from.place == SL_LOCKED && to.place == SL_DEVICE && n >= SHARED_MIN && (wait || !read) && sl_mapped_share(src, n, true, &there))
 		return in_shared(to.p, (const void *)(uintptr_t)src, there, n, s, wait);
 	if (to.place == SL_LOCKED && from.place == SL_DEVICE && sl_mapped_share(dst, n, n >= SHARED_MIN, &there))
 		return out_shared((void *)(uintptr_t)dst, there, from.p, n, s, wait);
 	if (to.place == SL_DEVICE) {
-		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) : in(to.p, (const void *)(uintptr_t)src, n, s, wait, &marked);
+		later = !read && from.place == SL_LOCKED && n <= from.room;
+		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) :
+						in(to.p, (const void *)(uintptr_t)src, n, s, later, wait, &marked);
 		visible = to.twin || from.twin || (from.place != SL_DEVICE && sl_ipc_any());
-		if (err || !wait)
+		if (err || !(wait || (read && from.twin)))
 			return err;
 		return visible ? sl_cuStreamSynchronize(s) : from.place != SL_DEVICE ? sl_stream_arrived(s, marked) : CUDA_SUCCESS;
 	}
 	if (from.place == SL_DEVICE)
 		return out((void *)(uintptr_t)dst, from.p, n, s, wait || to.place != SL_LOCKED || n > to.room);
 	/* No later wait covers bytes beyond the end of a page-locked block, so such a copy waits now. */
-	wait = wait || to.place != SL_LOCKED || from.place != SL_LOCKED || n > to.room || n > from.room;
+	wait = wait || read || to.place != SL_LOCKED || from.place != SL_LOCKED || n > to.room || n > from.room;
 	return on_host((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, n, s, wait);
+}
+
+static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, bool wait, unsigned wants)
+{
+	return copy_read(dst, src, n, s, wait, wait, wants);
 }
 
 /* CUDA's blocking copy waits for the stream first. A program can observe that only if work in the stream may change host memory. */
@@ -460,8 +470,12 @@ static CUresult batch(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_
 {
 	if (!dsts || !srcs || !sizes || !count || (numAttrs && (!attrs || !attrsIdxs)))
 		return CUDA_ERROR_INVALID_VALUE;
-	for (size_t i = 0; i < count; i++) {
-		CUresult err = copy(dsts[i], srcs[i], sizes[i], hStream, false, 0);
+	for (size_t i = 0, k = 0; i < count; i++) {
+		CUresult err;
+
+		while (k + 1 < numAttrs && attrsIdxs[k + 1] <= i)
+			k++;
+		err = copy_read(dsts[i], srcs[i], sizes[i], hStream, false, numAttrs && attrs[k].srcAccessOrder == SRC_DURING_API_CALL, 0);
 
 		if (err) {
 			if (failIdx)

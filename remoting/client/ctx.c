@@ -7,6 +7,7 @@
  * context's mutex makes one thread activate it while the others wait.
  */
 #include "ctx.h"
+#include "background.h"
 #include "codec.h"
 #include "ctxlocal.h"
 #include "device.h"
@@ -244,6 +245,7 @@ static void drop_contents(struct sl_ctx *c)
 	sl_streams_drop(id);
 	sl_events_drop(id);
 	sl_modules_drop(id);
+	sl_background_sent(); /* a copy may read memory that is registered */
 	sl_ranges_drop(id);
 }
 

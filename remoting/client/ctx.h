@@ -46,6 +46,7 @@ struct sl_thread {
 	bool here;	 /* calls go to the current context's session, whatever addresses they name */
 	bool no_print;	 /* leaves what kernels printed to other threads: one that holds stdout may wait for this one */
 	bool in_function; /* runs a host function of the program's, which may not call CUDA */
+	bool unkept;	 /* what it sends is not kept behind copies (background.h) */
 	bool in_errlog;	 /* within a callback of cuLogsRegisterCallback */
 	bool errlog_untold; /* it has logged lines from errlog_from on that the callbacks have not been told */
 	unsigned int errlog_from;

@@ -158,6 +158,8 @@ static void *run(void *arg)
 			free(d);
 			continue;
 		}
+		/* What it sends before its end is said, and that, the GPU may wait for. */
+		sl_tls()->unkept = true;
 		/* The function may look at what the stream's work has left, and that which follows at what it leaves. */
 		if (q == &program)
 			sl_mirror_stale();
@@ -168,6 +170,7 @@ static void *run(void *arg)
 			sl_mapped_send();
 		if (!d->failed) /* else no stream waits for it */
 			tell_done(h);
+		sl_tls()->unkept = false;
 		if (h->graph) {
 			free(d);
 			continue;

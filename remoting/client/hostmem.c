@@ -3,6 +3,7 @@
  * continue after the call has returned), and its registration.
  */
 #include "hostmem.h"
+#include "background.h"
 #include "ctx.h"
 #include "delivery.h"
 #include "device.h"
@@ -94,6 +95,7 @@ static CUresult settle(const struct sl_range *r)
 {
 	CUresult err = sl_hostfns_wait_inside();
 
+	sl_background_wait((void *)(uintptr_t)r->base, r->size);
 	return err ? err : sl_delivery_wait_range((void *)(uintptr_t)r->base, r->size);
 }
 

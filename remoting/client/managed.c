@@ -5,6 +5,7 @@
  *
  * Advice, prefetching and attaching to a stream have no effect: pages go where they are touched.
  */
+#include "background.h"
 #include "ctx.h"
 #include "device.h"
 #include "gen.h"
@@ -153,7 +154,11 @@ static CUresult begin(struct managed *m, const struct sl_ctx *c)
 {
 	struct sl_range r = { .base = m->base, .size = m->n, .type = SL_RANGE_DEVICE, .ctx_id = m->ctx_id, .dev = c->dev, .managed = true,
 			      .sync_memops = true };
-	CUresult err = sl_mirror_managed(m->base, m->n);
+	CUresult err;
+
+	sl_background_stop();
+	err = sl_mirror_managed(m->base, m->n);
+	sl_background_go();
 
 	if (!err && sl_range_add(&r)) {
 		sl_mirror_drop(m->base, false);

@@ -7,13 +7,13 @@
  * Locks, in the order in which they are taken:
  *
  *	making   held while a block is made, which may wait for the worker
- *	sending  held while changes are sent, so that they are sent in the order in which they
- *	         were found, and while the list changes
+ *	sending  held while changes are sent, in the order in which they were found, and while the list changes
  *	lock     guards the list and the kept bytes. It is never held while anything is sent or
  *	         awaited, because the receiver takes it
  */
 #include "mapped.h"
 #include "area.h"
+#include "background.h"
 #include "changes.h"
 #include "codec.h"
 #include "copy.h"
@@ -604,6 +604,7 @@ static CUresult reach(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r, s
 	if (err)
 		return err;
 	pthread_mutex_lock(&making);
+	sl_background_stop();
 	c = sl_mapped_ctx(p);
 	if (!c) {
 		if (r->memfd && sl_shared_can() && (err = make_shared(r)))
@@ -614,6 +615,7 @@ static CUresult reach(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r, s
 		sl_log(SL_WARN, "host memory can be reached by kernels on one owner's devices only, and another owner's reach it already");
 		err = CUDA_ERROR_NOT_SUPPORTED;
 	}
+	sl_background_go();
 	pthread_mutex_unlock(&making);
 	if (!err) {
 		note_reached(p);

@@ -8,6 +8,7 @@
  * come from pools whose memory stays, see handles.h.
  */
 #include "module.h"
+#include "background.h"
 #include "codec.h"
 #include "ctx.h"
 #include "entry.h"
@@ -458,7 +459,9 @@ static CUresult find_global(struct sl_module *m, void *h, const char *name, CUde
 	*managed |= !fw_cuPointerGetAttribute(&is, CU_POINTER_ATTRIBUTE_IS_MANAGED, *p) && (uint32_t)is;
 	if (!*managed)
 		return CUDA_SUCCESS;
+	sl_background_stop();
 	err = sl_guard_reserve(*p, *n) ? sl_mirror_variable(*p, *n) : CUDA_ERROR_NOT_SUPPORTED;
+	sl_background_go();
 	if (err) /* as it has no other way of learning it, the program is about to die */
 		sl_log(SL_ERROR, "the managed variable %s is not reached by the program, error %d: %s", name, err,
 		       err == CUDA_ERROR_NOT_SUPPORTED ? "other memory of the program is at its address" : "out of memory");

@@ -4,7 +4,7 @@
  *
  * Locks, in the order they are taken: order (who may append to the ring; gives all calls
  * of all threads one order), then drain (who may write to the socket), then wait_lock (the
- * waiting callers; held for a few instructions only). The ring's head is written under
+ * waiting callers; held for a few instructions only), or the lock of bulk.h. The ring's head is written under
  * order and its tail under drain; both are read under either. Only the receiver thread
  * reads the socket, and only it wakes waiting callers: a thread that finds the session
  * broken shuts the socket down, which ends the receiver, which wakes all callers.
@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "background.h"
 #include "codec.h"
 #include "shmring.h"
 #include "upload.h"
@@ -51,6 +52,7 @@ struct sl_peer {
 	size_t ring_size;	/* a power of two */
 	uint64_t head, tail;	/* with again, tail is what the worker has received */
 	uint32_t sender_sleeps;	/* futex */
+	struct sl_background background;
 
 	/* wait.c */
 	uint32_t call;		/* number of the last waiting call; under order */
@@ -82,8 +84,10 @@ void *sl_watcher(void *arg);
 
 /* The peer that a call goes to; *ctx becomes the id of the current context at that peer. */
 struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx);
-/* Sends a frame of payload a, then b. Called with order held. */
+/* Sends a frame of payload a, then b, or keeps it behind a copy (background.h). Called with order held, which it may give up meanwhile. */
 CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb);
+/* Sends frames that were kept behind a copy. Called with order held. */
+void sl_send_kept(struct sl_peer *t, const uint8_t *p, size_t n);
 /* Sends all of the parts, which it changes; false with errno. Called with drain held. */
 bool sl_send_parts(struct sl_peer *t, struct iovec *iov, int n);
 /* Receives some bytes from the socket; 0 at the end, -1 with errno. */

@@ -155,11 +155,11 @@ void sl_resume_room(struct sl_peer *t, size_t n)
 	for (;;) {
 		uint32_t seen = __atomic_load_n(&r->room, __ATOMIC_SEQ_CST);
 
-		if (t->head + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) <= t->ring_size)
+		if (__atomic_load_n(&t->head, __ATOMIC_RELAXED) + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) <= t->ring_size)
 			return;
 		sl_drain(t);
 		__atomic_store_n(&r->waits, 1, __ATOMIC_SEQ_CST);
-		if (t->head + n - __atomic_load_n(&t->tail, __ATOMIC_SEQ_CST) > t->ring_size)
+		if (__atomic_load_n(&t->head, __ATOMIC_RELAXED) + n - __atomic_load_n(&t->tail, __ATOMIC_SEQ_CST) > t->ring_size)
 			sl_futex_wait(&r->room, seen, &look);
 	}
 }

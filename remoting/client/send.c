@@ -1,11 +1,12 @@
 /*
- * The way out. A frame is appended to the peer's ring under its order lock. The sender
+ * The way out. A frame is appended to the peer's ring under its order lock, or kept behind a copy (background.h). The sender
  * thread writes the ring to the socket; a call that waits, or whose payload is too
  * large for the ring, writes it itself instead of waiting for that thread. Locks:
  * peer.h.
  */
 #include "send.h"
 #include "attention.h"
+#include "background.h"
 #include "codec.h"
 #include "ctx.h"
 #include "gen.h"
@@ -171,7 +172,7 @@ static void append(struct sl_peer *t, const struct wire_request *h, const void *
 	fetch_ahead(t, head, n);
 }
 
-CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb)
+static CUresult send_now(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb)
 {
 	if (na + nb < BULK_MIN) {
 		append(t, h, a, na, b, nb);
@@ -189,6 +190,49 @@ CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const vo
 	tx(t, (struct iovec[]){ { (void *)(uintptr_t)h, sizeof *h }, { (void *)(uintptr_t)a, na }, { (void *)(uintptr_t)b, nb } }, nb ? 3 : 2);
 	pthread_mutex_unlock(&t->drain);
 	return sl_dead();
+}
+
+/*
+ * Sends a frame of a copy in the background. Other threads can keep theirs meanwhile: the order lock is not held while the frame is written to the
+ * socket, or while there is no room for it in the ring that can be sent again.
+ */
+static CUresult send_apart(struct sl_peer *t, const struct wire_request *h, const sl_buf *head, const void *data, size_t n)
+{
+	size_t all = sizeof *h + head->n + n;
+
+	pthread_mutex_lock(&t->order);
+	if (t->again) {
+		while (t->head + all - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) > t->ring_size) {
+			pthread_mutex_unlock(&t->order);
+			sl_resume_room(t, all);
+			pthread_mutex_lock(&t->order);
+		}
+		append_part(t, (const uint8_t *)h, sizeof *h);
+		append_part(t, head->p, head->n);
+		append_part(t, data, n);
+		pthread_mutex_unlock(&t->order);
+		sl_drain(t);
+		return sl_dead();
+	}
+	pthread_mutex_lock(&t->drain);
+	drain_locked(t);
+	pthread_mutex_unlock(&t->order);
+	tx(t, (struct iovec[]){ { (void *)(uintptr_t)h, sizeof *h }, { head->p, head->n }, { (void *)(uintptr_t)data, n } }, 3);
+	pthread_mutex_unlock(&t->drain);
+	return sl_dead();
+}
+
+CUresult sl_send_frame(struct sl_peer *t, const struct wire_request *h, const void *a, size_t na, const void *b, size_t nb)
+{
+	if (__builtin_expect(t->background.open, 0) && !sl_tls()->unkept && sl_background_keep(t, h, a, na, b, nb))
+		return sl_dead();
+	return send_now(t, h, a, na, b, nb);
+}
+
+void sl_send_kept(struct sl_peer *t, const uint8_t *p, size_t n)
+{
+	append_part(t, p, n);
+	wake_sender(t);
 }
 
 static struct sl_peer *route_slow(const sl_buf *b, uint32_t *ctx)
@@ -209,10 +253,9 @@ struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx)
 	return __builtin_expect(sl_sessions == 1, 1) ? &sl_peers[0] : route_slow(b, ctx);
 }
 
-CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n)
+/* Checks a call that is not answered, before it is sent. */
+static CUresult check(const struct sl_peer *t, uint16_t op, const sl_buf *head, size_t n)
 {
-	struct wire_request h = { .size = (uint32_t)(head->n + n), .op = op };
-	struct sl_peer *t = sl_peer_route(head, &h.ctx);
 	CUresult err = sl_dead();
 
 	if (err)
@@ -223,7 +266,36 @@ CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_
 		return sl_refuse_with(sl_op_name(op), SL_OTHER_RELEASE);
 	if (head->failed || head->n + n > SL_MAX_PAYLOAD)
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	return CUDA_SUCCESS;
+}
+
+CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n)
+{
+	struct wire_request h = { .size = (uint32_t)(head->n + n), .op = op };
+	struct sl_peer *t = sl_peer_route(head, &h.ctx);
+	CUresult err = check(t, op, head, n);
+
+	if (__builtin_expect(err, 0))
+		return err;
 	__atomic_fetch_add(&sl_stats.calls, 1, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&t->order);
+	err = sl_send_frame(t, &h, head->p, head->n, data, n);
+	pthread_mutex_unlock(&t->order);
+	wake_sender(t);
+	return err;
+}
+
+CUresult sl_oneway_copy(const struct sl_copy_in *c, uint16_t op, const sl_buf *head, const void *data, size_t n)
+{
+	struct wire_request h = { .size = (uint32_t)(head->n + n), .op = op, .ctx = c->ctx };
+	struct sl_peer *t = c->t;
+	CUresult err = check(t, op, head, n);
+
+	if (err)
+		return err;
+	__atomic_fetch_add(&sl_stats.calls, 1, __ATOMIC_RELAXED);
+	if (sl_tls()->unkept && n >= BULK_MIN)
+		return send_apart(t, &h, head, data, n);
 	pthread_mutex_lock(&t->order);
 	err = sl_send_frame(t, &h, head->p, head->n, data, n);
 	pthread_mutex_unlock(&t->order);
@@ -238,9 +310,13 @@ bool sl_send_soon(struct sl_peer *t, uint16_t op, const void *p, uint32_t n)
 
 	if (pthread_mutex_trylock(&t->order))
 		return false;
-	room = t->head + sizeof h + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) <= t->ring_size;
-	if (room)
-		append(t, &h, p, n, NULL, 0);
+	if (t->background.open) {
+		room = sl_background_keep_soon(t, &h, p, n);
+	} else {
+		room = t->head + sizeof h + n - __atomic_load_n(&t->tail, __ATOMIC_ACQUIRE) <= t->ring_size;
+		if (room)
+			append(t, &h, p, n, NULL, 0);
+	}
 	pthread_mutex_unlock(&t->order);
 	wake_sender(t);
 	return room;

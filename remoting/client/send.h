@@ -11,6 +11,9 @@ CUresult sl_oneway(uint16_t op, const sl_buf *b);
  * without a copy when large; the caller may reuse data on return.
  */
 CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n);
+struct sl_copy_in;
+/* The same for a frame of a copy to the device, whose way is known. */
+CUresult sl_oneway_copy(const struct sl_copy_in *c, uint16_t op, const sl_buf *head, const void *data, size_t n);
 
 struct sl_peer;
 /* Appends a one-way frame that is no call of the program's, for the sender to send. Waits for nothing; false where it would have to. */

@@ -14,6 +14,7 @@
  * with the thread.
  */
 #include "stream.h"
+#include "background.h"
 #include "codec.h"
 #include "ctx.h"
 #include "device.h"
@@ -341,6 +342,7 @@ CUresult sl_stream_arrived(CUstream h, bool marked)
 
 	if (sl_capturing_any())
 		return CUDA_SUCCESS;
+	sl_background_sent(); /* the copy stands behind them */
 	if (!marked && sl_stream_alone(h))
 		err = send_arrived(h, true);
 	/* Asked again: by now another thread may have made a stream, which the worker knew before the copy. */
@@ -634,6 +636,7 @@ CUresult sl_cuStreamSynchronize(CUstream hStream)
 	if (w.track && idle(w.m))
 		return sl_dead();
 	if (w.track && only_copies(hStream)) {
+		sl_background_sent();
 		err = send_arrived(hStream, false);
 		if (!err)
 			covered(&w);

@@ -29,12 +29,13 @@ static CUresult open_result;
 static unsigned most = 16, opened;
 static int open_us, open_slow;	/* us; how many answers take 2 ms */
 
+static __thread struct sl_thread tls;
+struct sl_thread *sl_tls(void) { return &tls; }
 bool sl_exiting(void) { return false; }
 bool sl_ended(void) { return __atomic_load_n(&ended, __ATOMIC_ACQUIRE); }
 CUresult sl_dead(void) { return sl_ended() ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS; }
 bool sl_capturing_any(void) { return capturing; }
 bool sl_forms_lack(const uint8_t *lacks, uint16_t op) { return *lacks && op == CTL_COPY_IN_BULK; }
-void sl_route_slow(sl_buf *b, int kind, const void *h) { (void)b; (void)kind; (void)h; }
 int64_t sl_waits_begin(void) { return 0; }
 void sl_waits_end(int64_t began, bool trip) { (void)began; (void)trip; }
 
@@ -173,11 +174,12 @@ static void note_last(bool last)
 	lasts += last;
 }
 
-CUresult sl_oneway(uint16_t op, const sl_buf *b)
+CUresult sl_oneway_copy(const struct sl_copy_in *c, uint16_t op, const sl_buf *b, const void *data, size_t n)
 {
 	struct wire_copy_in_bulk m;
 	struct stored **p, *s;
 
+	CHECK(c->t == &peer && c->ctx == 3 && !data && !n);
 	if (sl_ended())
 		return sl_dead();
 	pthread_mutex_lock(&lock);
@@ -203,7 +205,7 @@ CUresult sl_oneway(uint16_t op, const sl_buf *b)
 	return CUDA_SUCCESS;
 }
 
-static CUresult send_plain(void *arg, const struct sl_bulk_copy *c, size_t at, size_t n, bool last)
+static CUresult send_plain(void *arg, const struct sl_copy_in *c, size_t at, size_t n, bool last)
 {
 	CHECK(arg == &plain && n && n <= MIB && at + n <= c->n);
 	if (sl_ended())
@@ -282,15 +284,21 @@ static void forgive(void)
 
 static bool ready(uint32_t direction)
 {
-	sl_buf b;
-
-	sl_buf_init(&b);
-	return sl_bulk_ready(&peer, &b, direction);
+	return sl_bulk_ready(&peer, direction);
 }
 
 static CUresult upload(const uint8_t *src, size_t at, size_t n, bool blocking)
 {
-	return sl_bulk_upload(&peer, &(struct sl_bulk_copy){ .dst = DEVICE + at, .src = src, .n = n, .stream = 5, .blocking = blocking, .plain = send_plain, .arg = &plain });
+	const struct sl_copy_in c = { .t = &peer, .ctx = 3, .dst = DEVICE + at, .src = src, .n = n, .stream = 5, .blocking = blocking };
+	CUresult err = CUDA_SUCCESS;
+
+	if (sl_bulk_upload(&c, send_plain, &plain, &err))
+		return err;
+	for (size_t done = 0, m; done < n && !err; done += m) {
+		m = n - done < MIB ? n - done : MIB;
+		err = send_plain(&plain, &c, done, m, blocking && done + m == n);
+	}
+	return err;
 }
 
 static uint8_t *bytes(size_t n)
@@ -440,6 +448,37 @@ static void uploads(void)
 		munmap(src, n);
 		finish();
 	}
+	free(device);
+}
+
+/* Connections that are for copies in the background take no others. */
+static void reserved(void)
+{
+	const size_t n = 3 * MIB;
+	uint8_t *src = bytes(n);
+	struct sl_copy_in c = { .t = &peer, .ctx = 3, .dst = DEVICE, .src = src, .n = n, .stream = 5 };
+	struct sl_peer without = { 0 };
+	CUresult err = CUDA_ERROR_UNKNOWN;
+
+	device_n = n;
+	device = calloc(1, n);
+	CHECK(sl_bulk_reserve(&without));
+	sl_bulk_release(&without);
+	begin("2", GOOD);
+	CHECK(sl_bulk_reserve(&peer));
+	ready(0);
+	WAIT_FOR(up(0) == 2);
+	CHECK(!upload(src, 0, n, false) && !copied && plain == 3);
+	tls.unkept = true;
+	CHECK(sl_bulk_upload(&c, send_plain, &plain, &err) && !err && copied == 3 && plain == 3 && !memcmp(device, src, n));
+	tls.unkept = false;
+	sl_bulk_release(&peer);
+	CHECK(!upload(src, 0, n, false) && copied == 6 && plain == 3);
+	peer.bulk->job = &(struct sl_bulk_job){ 0 };
+	CHECK(!sl_bulk_reserve(&peer) && !peer.bulk->reserved, "another copy has the connections");
+	peer.bulk->job = NULL;
+	finish();
+	munmap(src, n);
 	free(device);
 }
 
@@ -684,9 +723,10 @@ static void early(void)
 
 int main(void)
 {
-	alarm(120);
+	alarm(300);
 	asking();
 	uploads();
+	reserved();
 	ends();
 	protected();
 	downloads();

@@ -7,17 +7,23 @@
  * How fast a link is that became faster shows no more once it is faster than what is compressed for it. So where it mostly has
  * nothing left to send when the next part is ready, it is measured anew after some time.
  *
- * A large copy over a link that is not slow goes by bulk connections (bulk.h), where there are any.
+ * A large copy over a link that is not slow goes by bulk connections (bulk.h), where there are any. One that the program does not wait for
+ * is sent by a thread of the session's (background.h).
  */
 #include "upload.h"
+#include "background.h"
 #include "bulk.h"
 #include "codec.h"
 #include "compress.h"
+#include "ctx.h"
+#include "mapped.h"
 #include "mirror.h"
 #include "peer.h"
 #include "route.h"
 #include "send.h"
+#include "session.h"
 #include "stats.h"
+#include "stream.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -25,6 +31,7 @@
 #define PART (1u << 20)		/* bytes in a frame */
 #define LEAST (64u << 10)	/* bytes that are worth an attempt */
 #define SLOW 320000000u		/* bytes a second: a link that is faster is left alone */
+#define PROMPT 4000000000u	/* bytes a second: copies that are sent faster are not made in the background */
 #define MISSES_MOST 6		/* so at most 64 parts are not tried */
 #define MEASURE_AFTER 256u	/* compressed parts */
 
@@ -45,6 +52,14 @@ static uint64_t processor_ns(void)
 
 	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static int64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 static void begin(struct upload *up, struct sl_peer *t, size_t n)
@@ -121,83 +136,99 @@ static size_t compress(struct upload *up, const uint8_t *p, size_t n, const uint
 	return size;
 }
 
-static CUresult send_part(struct upload *up, sl_buf *b, CUdeviceptr dst, const uint8_t *p, size_t n, uint32_t stream, bool last)
+/* Sends n bytes of a copy from at on; last: they are the last ones of a blocking copy. */
+static CUresult send_part(void *arg, const struct sl_copy_in *c, size_t at, size_t n, bool last)
 {
-	const uint8_t *out;
+	struct upload *up = arg;
+	const uint8_t *p = c->src + at, *out;
 	size_t size = compress(up, p, n, &out);
 	CUresult err;
+	sl_buf b;
 
+	sl_buf_init(&b);
 	if (size) {
-		sl_put(b, struct wire_copy_in_compressed, .dst = dst, .stream = stream, .last = last, .size = (uint32_t)n);
-		err = sl_oneway_bulk(CTL_COPY_IN_COMPRESSED, b, out, size);
+		sl_put(&b, struct wire_copy_in_compressed, .dst = c->dst + at, .stream = c->stream, .last = last, .size = (uint32_t)n);
+		err = sl_oneway_copy(c, CTL_COPY_IN_COMPRESSED, &b, out, size);
 		__atomic_fetch_add(&sl_stats.compressed, n, __ATOMIC_RELAXED);
 		__atomic_fetch_add(&sl_stats.compressed_to, size, __ATOMIC_RELAXED);
 	} else {
-		sl_put(b, struct wire_copy_in, .dst = dst, .stream = stream, .last = last);
-		err = sl_oneway_bulk(CTL_COPY_IN, b, p, n);
+		sl_put(&b, struct wire_copy_in, .dst = c->dst + at, .stream = c->stream, .last = last);
+		err = sl_oneway_copy(c, CTL_COPY_IN, &b, p, n);
 	}
+	sl_buf_free(&b);
 	if (up->looks)
 		sl_look_again(&up->look, up->t);
 	return err;
 }
 
 /*
- * Whether the rest of a copy can go by bulk connections. A link that is slow is not for them. Where what it takes is not known yet, the
- * copy goes on being looked at, unless SLUICE_BULK says that connections are to be used.
+ * Whether bulk connections are worth it. A link that is slow is not for them. Where what it takes is not known yet, copies go on
+ * being looked at, unless SLUICE_BULK says that connections are to be used.
  */
-static bool may_bulk(const struct upload *up, const sl_buf *head, uint64_t p, size_t n)
+static bool fast(const struct sl_peer *t)
 {
-	uint64_t link = up->u ? sl_throughput(&up->u->throughput) : 0;
+	uint64_t link = t->uploads.compress ? sl_throughput(&t->uploads.throughput) : UINT64_MAX;
 
-	if (up->u && (link ? link <= SLOW : !up->t->bulk->told))
-		return false;
-	/* Threads of connections must not touch memory that is protected. */
-	if (sl_mirror_has(p) || sl_mirror_has(p + n - 1))
-		return false;
-	/* Until a connection is there, and beside another thread's copy, the bytes go in frames. */
-	return sl_bulk_ready(up->t, head, SL_BULK_TO_WORKER) && sl_bulk_idle(up->t);
+	return link ? link > SLOW : t->bulk->told;
 }
 
-/* A part of a copy that goes by bulk connections otherwise. */
-static CUresult send_plain(void *arg, const struct sl_bulk_copy *c, size_t at, size_t n, bool last)
+/* Threads must not touch memory that is protected. */
+static bool mirrored(const uint8_t *p, size_t n)
 {
-	CUresult err;
+	return sl_mirror_has((uintptr_t)p) || sl_mirror_has((uintptr_t)p + n - 1);
+}
+
+/* Whether the n bytes of a copy at p can go by bulk connections. Until one is there, and beside another copy that has them all, the bytes go in frames. */
+static bool may_bulk(const struct sl_copy_in *c, const uint8_t *p, size_t n)
+{
+	return fast(c->t) && (sl_tls()->unkept || !mirrored(p, n)) && sl_bulk_ready(c->t, SL_BULK_TO_WORKER);
+}
+
+CUresult sl_upload_now(const struct sl_copy_in *c)
+{
+	CUresult err = CUDA_SUCCESS;
+	int64_t began = now_ns();
+	struct upload up;
+
+	begin(&up, c->t, c->n);
+	for (size_t at = 0, m; at < c->n && !err; at += m) {
+		size_t left = c->n - at;
+
+		m = left < PART ? left : PART;
+		if (__builtin_expect(up.bulk, 0) && m < left && may_bulk(c, c->src + at, left)) {
+			struct sl_copy_in rest = *c;
+
+			rest.dst += at;
+			rest.src += at;
+			rest.n = left;
+			if (sl_bulk_upload(&rest, send_part, &up, &err))
+				break;
+		}
+		err = send_part(&up, c, at, m, c->blocking && m == left);
+	}
+	end(&up);
+	if (c->n >= SL_BACKGROUND_LEAST)
+		__atomic_store_n(&up.t->uploads.rate, (uint64_t)((double)c->n * 1e9 / (double)(now_ns() - began + 1)), __ATOMIC_RELAXED);
+	return err;
+}
+
+/* Whether a copy that may be made in the background is worth that. With a worker of another release it might fail when nobody asks any more. */
+static bool may_wait(const struct sl_copy_in *c)
+{
+	uint64_t rate = __atomic_load_n(&c->t->uploads.rate, __ATOMIC_RELAXED);
+
+	return c->n >= SL_BACKGROUND_LEAST && rate && rate < PROMPT && !c->t->shm && !c->t->lacks && !mirrored(c->src, c->n) && !sl_capturing_any();
+}
+
+CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool blocking, bool later)
+{
+	struct sl_copy_in c = { .dst = dst, .src = src, .n = n, .stream = stream, .blocking = blocking };
 	sl_buf b;
 
 	sl_buf_init(&b);
-	sl_route(&b, SL_STREAM, c->s);
-	err = send_part(arg, &b, c->dst + at, c->src + at, n, c->stream, last);
-	sl_buf_free(&b);
-	return err;
-}
-
-CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool blocking)
-{
-	const uint8_t *p = src;
-	CUresult err = CUDA_SUCCESS;
-	struct upload up = { 0 };
-
-	while (n && !err) {
-		size_t m = n < PART ? n : PART;
-		uint32_t ctx;
-		sl_buf b;
-
-		sl_buf_init(&b);
-		sl_route(&b, SL_STREAM, s);
-		if (!up.t)
-			begin(&up, sl_peer_route(&b, &ctx), n);
-		if (__builtin_expect(up.bulk, 0) && m < n && may_bulk(&up, &b, (uintptr_t)p, n)) {
-			sl_buf_free(&b);
-			err = sl_bulk_upload(up.t, &(struct sl_bulk_copy){ .dst = dst, .src = p, .n = n, .s = s, .stream = stream,
-									   .blocking = blocking, .plain = send_plain, .arg = &up });
-			break;
-		}
-		err = send_part(&up, &b, dst, p, m, stream, blocking && m == n);
-		sl_buf_free(&b);
-		dst += m;
-		p += m;
-		n -= m;
-	}
-	end(&up);
-	return err;
+	sl_route(&b, SL_STREAM, s);
+	c.t = sl_peer_route(&b, &c.ctx);
+	if (later && may_wait(&c) && sl_background_copy(&c))
+		return sl_dead();
+	return sl_upload_now(&c);
 }

@@ -10,18 +10,36 @@
 #include "throughput.h"
 
 struct sl_compressor;
+struct sl_peer;
 
 /* What a peer knows of its uploads. The fields are atomic, without a lock: a race may cost one block's compression, but never a byte. */
 struct sl_uploads {
 	struct sl_throughput throughput;
 	bool compress;		/* the worker takes compressed copies; constant */
 	struct sl_compressor *spare;
+	uint64_t rate;		/* bytes a second of the last large copy; 0: there was none */
 	uint32_t misses;	/* consecutive attempts that saved nothing */
 	uint32_t rest;		/* parts to send before the next attempt */
 	uint32_t waited, idle;	/* how often the link was busy, or idle, when the next compressed part was ready */
 };
 
-/* Sends n bytes at src to the device's memory at dst in stream s, whose id is stream. blocking: the last frame tells the worker that a blocking copy ends with it. */
-CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool blocking);
+/* A copy to the device, and the way it goes. */
+struct sl_copy_in {
+	struct sl_peer *t;
+	uint32_t ctx;		/* at that peer */
+	bool blocking;		/* the last frame tells the worker that a blocking copy ends with it */
+	uint32_t stream;
+	uint64_t dst;
+	const uint8_t *src;
+	size_t n;
+};
+
+/*
+ * Copies n bytes at src to the device's memory at dst in stream s, whose id is stream. The bytes have left src on return, unless later says
+ * that src may be read after that. blocking: the last frame says that a blocking copy ends with it.
+ */
+CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool blocking, bool later);
+/* Sends a copy, and notes how fast that went. */
+CUresult sl_upload_now(const struct sl_copy_in *c);
 
 #endif
