@@ -209,6 +209,14 @@ struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx)
 	return __builtin_expect(sl_sessions == 1, 1) ? &sl_peers[0] : route_slow(b, ctx);
 }
 
+bool sl_worker_lacks(const sl_buf *b, uint16_t op)
+{
+	uint32_t ctx;
+	const struct sl_peer *t = sl_peer_route(b, &ctx);
+
+	return t->lacks && sl_forms_lack(t->lacks, op);
+}
+
 CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n)
 {
 	struct wire_request h = { .size = (uint32_t)(head->n + n), .op = op };
