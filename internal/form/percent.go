@@ -16,6 +16,9 @@ const MaxDevices = wire.MaxDevices
 // Granule is the unit of device memory that is granted, in bytes: the driver's.
 const Granule = 2 << 20
 
+// MaxGPUMem is more memory than any GPU has, in bytes: a request for more is a mistake.
+const MaxGPUMem = 1 << 44
+
 // MaxPercent is the most percent that one lease has.
 const MaxPercent = 100 * MaxDevices
 

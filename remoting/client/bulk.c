@@ -18,16 +18,16 @@
 #include <sys/socket.h>
 
 #define MOST 6			/* connections for each direction, unless SLUICE_BULK says so */
-#define PROCESSORS_LEAST 4	/* of this process, and likewise */
+#define PROCESSORS_LEAST 4	/* with fewer processors there are none, unless SLUICE_BULK says so */
 #define TRIP_US 1000		/* a worker that takes longer to answer is far away, or busy */
 #define ASK_TIMES 2		/* the first time the worker may have to lock memory before it answers */
 #define ASK_AGAIN_MS 5000
 #define ASK_AGAIN_MOST_MS 60000
 #define CONNECT_MS 5000		/* patience, for each step */
-#define END_MS 100		/* that the end of the process takes at most */
+#define END_MS 100		/* the end of the process takes no longer for this */
 #define AGAIN_LEAST_MS 1000
 #define AGAIN_MOST_MS 60000
-#define REFUSED 6		/* as many failures as lead to AGAIN_MOST_MS */
+#define REFUSED 6		/* a refusal counts as this many failures, so the pause is AGAIN_MOST_MS */
 
 enum { UNASKED, ASKING, OPEN, NONE };
 
@@ -173,7 +173,7 @@ static void *run(void *arg)
 	return NULL;
 }
 
-/* Has the connections made that are not there; false if there is none, and none is being made. Called with the lock held. */
+/* Starts the connections that are missing. False if there is none, and none is being made. Called with the lock held. */
 static bool start(struct sl_bulk *b, uint32_t direction)
 {
 	int64_t now = sl_now_ms();

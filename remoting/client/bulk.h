@@ -3,11 +3,11 @@
  * bytes. bulk.c asks for them, makes them and ends them, bulkup.c sends what goes to the device, bulkdown.c receives what
  * comes from it. Each connection has a thread, which makes it, uses it, and ends with it.
  *
- * A session does not depend on them. What is done with bytes is said by frames, which threads of the program send. Bytes whose
- * connection fails go in frames.
+ * A session does not depend on them. Frames, which the program's threads send, say what is to be done with the bytes. If a
+ * connection fails, its bytes are sent in frames.
  *
  * Locks: sl_bulk.lock guards all fields but those that are constant. It is held for a few instructions only, and no other
- * lock is taken meanwhile. A descriptor is closed by its connection's thread alone, and while up is set by nobody.
+ * lock is taken meanwhile. Only a connection's own thread closes its descriptor, and not while up is set.
  */
 #ifndef SLUICE_BULK_H
 #define SLUICE_BULK_H
@@ -21,7 +21,7 @@
 #include "connect.h"
 #include "wire.h"
 
-#define SL_BULK_LEAST (8u << 20)	/* bytes of a copy that are worth it */
+#define SL_BULK_LEAST (8u << 20)	/* the smallest copy, in bytes, that goes by bulk connections */
 
 struct sl_bulk_job;
 struct sl_copy_in;
@@ -45,7 +45,7 @@ struct sl_bulk {
 	int64_t ask_again, ask_nap; /* ms */
 	uint8_t key[16];	/* constant from here on once a connection is being made */
 	uint32_t session;
-	unsigned lines;		/* connections for each direction that the worker allows, too */
+	unsigned lines;		/* the same, as the worker allows it */
 	struct sl_bulk_line line[2][SL_MAX_BULK];
 	unsigned up[2];
 
@@ -66,11 +66,12 @@ struct sl_bulk *sl_bulk_new(struct sl_peer *t);
 void sl_bulk_free(struct sl_bulk *b);
 
 /*
- * Whether a large copy can go by bulk connections. Asks the worker for the key, and has connections made where there are none. Waits
- * for no connection.
+/*
+ * Whether a large copy can go by bulk connections. Asks the worker for the key, and starts connections if there are none. Does not
+ * wait for a connection.
  */
 bool sl_bulk_ready(struct sl_peer *t, uint32_t direction);
-/* The same before a copy of n bytes from the device, which goes the way that frames with this head go and has the worker use the connections that are there by then. */
+/* The same before a copy of n bytes from the device, whose frames have this head: the worker uses the connections that it has when it sends the bytes. */
 void sl_bulk_download(const sl_buf *head, uint64_t n);
 
 /* The receiver has written a DATA or HOST frame to the program's memory. */
@@ -100,9 +101,9 @@ bool sl_bulk_send(struct sl_bulk_line *l);
 bool sl_bulk_receive(struct sl_bulk_line *l);
 /* The connection is not used any more. Called with the lock held. */
 void sl_bulk_down(struct sl_bulk_line *l);
-/* Waits for a futex of the session's to change, for ms or, if that is negative, without end. Called with the lock held, which it gives up meanwhile. */
+/* Waits for a futex of the session's to change, for ms milliseconds, or without end if ms is negative. Called with the lock held, which it releases while it waits. */
 void sl_bulk_wait(struct sl_bulk *b, uint32_t *futex, unsigned *waits, int64_t ms);
-/* Wakes who waits so. Called with the lock held. */
+/* Wakes the threads in sl_bulk_wait. Called with the lock held. */
 void sl_bulk_wake(uint32_t *futex, const unsigned *waits);
 
 #ifndef SL_BULK_IDLE_MS

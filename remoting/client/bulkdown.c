@@ -1,9 +1,9 @@
 /*
- * Copies from the device by bulk connections. The thread of a connection reads a part's head, has delivery.c check that the program's
- * memory there is to be written to, reads the bytes straight into it, and answers. The part says
- * how many frames with bytes were sent before it, which are waited for: they may be of an earlier copy to the same memory. The receiver, which ends a delivery with its last
- * frame, ends such a read as well (delivery.h). Memory is touched in system calls alone, so memory that is protected ends the
- * connection, and the worker sends the bytes in frames.
+ * Copies from the device by bulk connections. A connection's thread reads a part's head, asks delivery.c whether the part is for memory
+ * of an open delivery, reads the bytes straight into that memory, and answers. The part says how many frames with bytes the worker
+ * sent before it. The thread first waits until the receiver has written those, because they may be of an earlier copy to the same
+ * memory. When the receiver ends a delivery with its last frame, it ends such reads as well (delivery.h). Memory is touched in
+ * system calls only: if it is protected, the connection ends, and the worker sends the bytes in frames.
  */
 #include "bulk.h"
 #include "deadline.h"

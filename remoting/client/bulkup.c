@@ -1,12 +1,12 @@
 /*
  * Copies to the device by bulk connections. A thread of the program's, or the one for copies in the background (background.h), makes a job and waits for it; one job of a session at a time. The
  * threads of connections take parts of it and send them, at most UNANSWERED before the first of them is answered. The
- * program's thread sends a frame for each part, once it knows what became of it: COPY_IN_BULK if it was answered, and the bytes
- * if its connection has failed. So the frames carry that thread's context, and it knows which one is the last. While no connection is
- * up it sends the bytes itself.
+ * program's thread sends a frame for each part, once it knows what became of the part: COPY_IN_BULK if the worker has answered it, the
+ * bytes themselves if its connection has failed. So the frames carry that thread's context, and it knows which frame is the last. While no
+ * connection is up, it sends all bytes in frames.
  *
- * The threads of connections touch the source in system calls alone: memory that is protected ends the connection, and the
- * program's thread does what it does without one. The job is on the program's stack. It ends when no thread has a part of it.
+ * The threads of connections touch the source in system calls only. If its memory is protected, the connection ends, and the
+ * program's thread sends the bytes as it does without a connection. The job is on the program's stack. It ends when no thread has a part of it.
  */
 #include "bulk.h"
 #include "ctx.h"

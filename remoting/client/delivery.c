@@ -4,8 +4,8 @@
  * frame, writes, and ends it with the last frame. The lock is held for a few
  * instructions only, never while bytes are read.
  *
- * The threads of bulk connections write, too, and are in a list meanwhile. Who ends a delivery
- * shuts their connections down and waits until they have left it.
+ * The threads of bulk connections write, too, and are in a list while they do. A thread that ends a
+ * delivery shuts their connections down and waits until they have left the list.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -231,7 +231,7 @@ enum sl_write sl_delivery_write(struct sl_writer *w, uint32_t id, uint64_t off, 
 
 	pthread_mutex_lock(&lock);
 	d = delivery_of(id);
-	/* Who ends the session says so first, and then ends those that write. */
+	/* The thread that ends the session says so first, and then ends the writes. */
 	what = !d || d->ending || sl_ended() ? SL_WRITE_NONE : off > d->n || n > d->n - off ? SL_WRITE_BEYOND : SL_WRITE_GO;
 	if (what == SL_WRITE_GO) {
 		*out = *d;

@@ -13,7 +13,7 @@ CUresult sl_event_new(CUevent *h, unsigned flags, CUresult (*ask)(uint32_t id, v
 /* Forgets the events of a context that is going. */
 void sl_events_drop(uint32_t ctx_id);
 
-/* For the receiver thread: these neither block nor wait. */
+/* For the receiver thread: these wait for no more than a lock that is held for a few instructions. */
 
 /* A record of the event is complete. */
 void sl_on_event(uint32_t id, uint32_t generation);

@@ -81,6 +81,7 @@ enum {
 	SL_OP_cuGraphExecKernelNodeSetParams_v2 = 193,
 	SL_OP_cuGraphExecMemcpyNodeSetParams = 194,
 	SL_OP_cuGraphExecMemsetNodeSetParams = 195,
+	SL_OP_cuGraphExecUpdate = 197,
 	SL_OP_cuGraphExecUpdate_v2 = 198,
 	SL_OP_cuGraphGetEdges = 203,
 	SL_OP_cuGraphGetEdges_v2 = 204,
@@ -800,6 +801,7 @@ CUresult fw_cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNo
 CUresult fw_cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode, CUfunction func, unsigned int gridX, unsigned int gridY, unsigned int gridZ, unsigned int blockX, unsigned int blockY, unsigned int blockZ, unsigned int sharedBytes, const unsigned char *params, unsigned int paramBytes);
 CUresult fw_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx, unsigned int hostfn);
 CUresult fw_cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx);
+CUresult fw_cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUresult *status, CUgraphExecUpdateResult *result, CUgraphNode *errorNode);
 CUresult fw_cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUresult *status, CUgraphExecUpdateResult *result, CUgraphNode *errorNode, CUgraphNode *errorFromNode);
 CUresult fw_cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges);
 CUresult fw_cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData, size_t *numEdges);

@@ -274,6 +274,7 @@ const struct sl_form sl_forms[] = {
 	{ 0x97d1df0e, 0xeaa9902a, 172, "cuGraphChildGraphNodeGetGraph" },
 	{ 0x99ca7681, 0x91a82785, SL_NO_OP, "const SPAN_LOST" },
 	{ 0x9a303314, 0x572e3144, 531, "cuTexObjectGetResourceViewDesc" },
+	{ 0x9a761dd3, 0xb218d673, 197, "cuGraphExecUpdate" },
 	{ 0x9b447368, 0x6c037081, SL_NO_OP, "limit IMAGE" },
 	{ 0x9b9eea15, 0xcf46bab7, 90, "cuDevicePrimaryCtxReset_v2" },
 	{ 0x9c43cc69, 0xdedcfc8b, 359, "cuMemPoolImportPointer" },

@@ -1942,6 +1942,38 @@ CUresult sl_cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode h
 	return fw_cuGraphExecMemsetNodeSetParams(hGraphExec, hNode, memsetParams, ctx);
 }
 
+CUresult fw_cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUresult *status, CUgraphExecUpdateResult *result, CUgraphNode *errorNode)
+{
+	CUresult err = CUDA_SUCCESS;
+	sl_buf b;
+	sl_reply r;
+
+	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, (const void *)(uintptr_t)hGraphExec);
+	sl_put_u32(&b, sl_handle_id(SL_EXEC, (const void *)(uintptr_t)hGraphExec, &err));
+	sl_route(&b, SL_GRAPH, (const void *)(uintptr_t)hGraph);
+	sl_put_u32(&b, sl_handle_id(SL_GRAPH, (const void *)(uintptr_t)hGraph, &err));
+	sl_put_u8(&b, status != NULL);
+	sl_put_u8(&b, result != NULL);
+	sl_put_u8(&b, errorNode != NULL);
+	if (!err) {
+		err = sl_wait(SL_OP_cuGraphExecUpdate, &b, &r);
+		if (!err) {
+			if (status)
+				sl_get_bytes(&r, status, sizeof *status);
+			if (result)
+				sl_get_bytes(&r, result, sizeof *result);
+			if (errorNode)
+				*errorNode = sl_handle_from_id(SL_NODE, sl_get_u32(&r), r.session);
+			if (r.bad)
+				err = CUDA_ERROR_UNKNOWN;
+		}
+		sl_reply_free(&r);
+	}
+	sl_buf_free(&b);
+	return err;
+}
+
 CUresult fw_cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUresult *status, CUgraphExecUpdateResult *result, CUgraphNode *errorNode, CUgraphNode *errorFromNode)
 {
 	CUresult err = CUDA_SUCCESS;

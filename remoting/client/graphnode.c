@@ -14,6 +14,8 @@
 #include "handles.h"
 #include "hostfn.h"
 #include "launch.h"
+#include "route.h"
+#include "send.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -611,11 +613,25 @@ CUresult sl_cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpd
 	return status; /* GRAPH_EXEC_UPDATE_FAILURE if the graph does not fit */
 }
 
+/*
+ * CUDA 11's. It is not the other one with fewer results: it pairs the nodes of the two graphs by the order in which they
+ * were added, destroyed ones included, so it refuses some updates that the other one makes. A worker of a release
+ * that has only the other one makes them.
+ */
 CUresult sl_cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *bad, CUgraphExecUpdateResult *result)
 {
 	CUgraphExecUpdateResultInfo info = { 0 };
-	CUresult err = sl_cuGraphExecUpdate_v2(exec, graph, &info);
+	CUresult status = CUDA_SUCCESS, err;
+	sl_buf b;
 
+	sl_buf_init(&b);
+	sl_route(&b, SL_EXEC, exec);
+	if (sl_worker_lacks(&b, SL_OP_cuGraphExecUpdate)) {
+		err = sl_cuGraphExecUpdate_v2(exec, graph, &info);
+	} else {
+		err = fw_cuGraphExecUpdate(exec, graph, &status, &info.result, &info.errorNode);
+		err = err ? err : status;
+	}
 	if (err && err != CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
 		return err;
 	if (bad)

@@ -1,7 +1,7 @@
 /*
- * Green contexts. The worker has them and their streams; who makes one current has its primary context current, with
- * the green context's own default stream in the place of the context's (stream.c). So memory, modules and events that
- * a program makes meanwhile are the primary context's, as natively, and outlive the green context.
+ * Green contexts. The worker has them and their streams. A thread that makes one current has its primary context current, with
+ * the green context's default stream in the place of the primary context's (stream.c). So memory, modules and events that the
+ * program makes then are the primary context's, as natively, and outlive the green context.
  *
  * A green context as a CUcontext is a handle of its own whose state is the primary context. Structs come from a pool
  * that never returns memory; a struct whose id has changed is another's. Nothing here locks.

@@ -1,6 +1,6 @@
 /*
- * Profiler control: no profiler can attach, so starting and stopping it do nothing. The first that asks for one is told so in the
- * log, at warn: programs call these functions whether anybody measures them or not.
+ * Profiler control: no profiler can attach, so starting and stopping one do nothing. The first call logs that, at
+ * warn: programs call these functions whether anybody measures them or not.
  */
 #include "profiler.h"
 #include "device.h"

@@ -1,4 +1,4 @@
-/* Profilers cannot attach: who asks for one is told what there is instead. */
+/* Profilers cannot attach: a program that starts one finds in the log what there is instead. */
 #ifndef SLUICE_PROFILER_H
 #define SLUICE_PROFILER_H
 

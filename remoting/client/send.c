@@ -253,6 +253,14 @@ struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx)
 	return __builtin_expect(sl_sessions == 1, 1) ? &sl_peers[0] : route_slow(b, ctx);
 }
 
+bool sl_worker_lacks(const sl_buf *b, uint16_t op)
+{
+	uint32_t ctx;
+	const struct sl_peer *t = sl_peer_route(b, &ctx);
+
+	return t->lacks && sl_forms_lack(t->lacks, op);
+}
+
 /* Checks a call that is not answered, before it is sent. */
 static CUresult check(const struct sl_peer *t, uint16_t op, const sl_buf *head, size_t n)
 {

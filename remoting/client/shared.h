@@ -13,7 +13,7 @@
 
 /* Whether memory can be shared: one worker, on this node, which has not refused any. */
 bool sl_shared_can(void);
-/* Memory was not shared, for that reason: none is from now on, beside what is already. */
+/* Memory could not be shared, for that reason. No more memory is shared from now on; what is shared already stays so. */
 void sl_shared_stop(CUresult why);
 /* A new file in memory of n bytes; 0 if it cannot be shared, or is too small for that to pay. */
 int sl_shared_new(size_t n);

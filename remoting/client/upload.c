@@ -4,8 +4,8 @@
  * that does not is sent as it is, and after each of them in a row twice as many parts are not tried.
  * On a fast link nothing is scanned and nothing is copied; the socket is looked at once for every part of a large copy.
  *
- * How fast a link is that became faster shows no more once it is faster than what is compressed for it. So where it mostly has
- * nothing left to send when the next part is ready, it is measured anew after some time.
+ * While copies are compressed, a link that has become faster than the compressor cannot show its rate. So if it mostly has nothing
+ * left to send when the next part is ready, its rate is measured again after some time.
  *
  * A large copy over a link that is not slow goes by bulk connections (bulk.h), where there are any. One that the program does not wait for
  * is sent by a thread of the session's (background.h).

@@ -13,6 +13,7 @@ struct exec {
 	struct obj obj;
 	struct plan *plan;
 	uint64_t flags;
+	struct history history;		/* of the graph that it was made from */
 };
 
 void plan_unref(struct plan *p)
@@ -195,6 +196,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph h, uint64_t flags, CUDA_GR
 	}
 	e->plan = p;
 	e->flags = flags;
+	e->history = g->history;
 	*out = HANDLE(CUgraphExec, e);
 	return sim_leave(CUDA_SUCCESS);
 }
@@ -512,11 +514,28 @@ API CUresult cuGraphExecUpdate_v2(CUgraphExec h, CUgraph gh, CUgraphExecUpdateRe
 	return sim_leave(CUDA_SUCCESS);
 }
 
-API CUresult cuGraphExecUpdate(CUgraphExec h, CUgraph g, CUgraphNode *bad, CUgraphExecUpdateResult *result)
+/* CUDA 11's pairs nodes by the order in which they were added, destroyed ones included. */
+API CUresult cuGraphExecUpdate(CUgraphExec h, CUgraph gh, CUgraphNode *bad, CUgraphExecUpdateResult *result)
 {
 	CUgraphExecUpdateResultInfo info = { 0 };
-	CUresult r = cuGraphExecUpdate_v2(h, g, &info);
+	struct graph *g;
+	struct exec *e;
+	bool pairs;
+	CUresult r = enter_exec(h, &e);
 
+	if (r)
+		return r;
+	g = obj_get(gh, K_GRAPH);
+	if (!g)
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
+	pairs = g->history.added == e->history.added && g->history.destroyed == e->history.destroyed;
+	sim_leave(CUDA_SUCCESS);
+	if (pairs) {
+		r = cuGraphExecUpdate_v2(h, gh, &info);
+	} else {
+		r = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+		info.result = 2;	/* topology changed */
+	}
 	if (bad)
 		*bad = NULL;
 	if (result)

@@ -48,6 +48,7 @@ struct gnode *node_new(struct graph *g, struct work *w, struct gnode **deps, siz
 	if (!n)
 		return NULL;
 	n->graph = g;
+	n->order = g->history.added++;
 	n->work = *w;
 	n->deps = xcalloc(ndeps, sizeof(*deps));
 	n->ndeps = ndeps;
@@ -426,6 +427,7 @@ API CUresult cuGraphDestroyNode(CUgraphNode h)
 			break;
 		}
 	}
+	g->history.destroyed += (n->order + 1) * (n->order + 1) * (n->order + 1);
 	node_free(n);
 	return sim_leave(CUDA_SUCCESS);
 }

@@ -362,8 +362,12 @@ struct gnode {
 	struct gnode **deps;
 	size_t ndeps;
 	uint64_t origin;		/* what it was cloned from */
+	uint64_t order;			/* among the nodes that were added to the graph */
 	size_t mark;
 };
+
+/* Which nodes were added to a graph and which of them destroyed. Graphs with the same history have equal ones. */
+struct history { uint64_t added, destroyed; };
 
 struct graph {
 	struct obj obj;
@@ -375,6 +379,7 @@ struct graph {
 	size_t ncond, cap_cond;
 	bool capturing;
 	uint64_t id;
+	struct history history;
 };
 
 struct capture {

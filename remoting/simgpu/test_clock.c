@@ -73,7 +73,7 @@ static void t_hand(void)
 	CHECK(now_ms() - real < 20000);
 }
 
-/* Who is busy elsewhere is waited for; who sleeps, is stopped or dead is not. */
+/* The clock waits for a process that is busy elsewhere, not for one that sleeps, is stopped or dead. */
 static void t_rest(void)
 {
 	volatile uint32_t *w = shared();

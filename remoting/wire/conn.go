@@ -96,8 +96,8 @@ func (r *Reader) fill(n int) error {
 	return nil
 }
 
-// Buffered says whether a frame's beginning is at hand without a read. While ReadAhead waits
-// for one, none is. The caller has called Done.
+// Buffered says whether the beginning of a frame is here without a read. It says no while ReadAhead
+// waits for one. The caller has called Done.
 func (r *Reader) Buffered() bool {
 	if !r.mu.TryLock() {
 		return false

@@ -8,14 +8,14 @@ package worker
 //	copyInBulk             the executor's: copies a part from its slot to the device, and records an event
 //	bulk_out.go            from the device
 //
-// Every connection has a goroutine, which blocks in the kernel. A slot is free, or has a part that is being read, one that has been
-// read (parts), or one that the device copies (busy). A reader that finds no slot free asks for the events of the busy ones,
-// because no command may come to free one. The memory of the slots stays while the process lives, so that readers
-// may write to it at any time. It is registered with the driver in one context, and again in another when that is
-// destroyed; copies from memory that is not registered are slower, and right all the same.
+// Every connection has a goroutine, which blocks in the kernel. A slot is free, or holds a part that is being read, that has been
+// read (parts), or that the device copies (busy). A reader that finds no free slot asks for the events of the busy ones:
+// it cannot rely on a command to free one. The memory of the slots is never freed, so readers may write to it at any
+// time. It is registered with the driver in one context, and in another one when that is destroyed. Copies from memory that
+// is not registered are slower, but correct.
 //
-// Locking: mu guards all but what is said to be the executor's. The bytes of a slot belong to who has taken its number out of a list. The executor calls the driver with mu held only in leave, readers only to
-// ask for events.
+// Locking: mu guards all fields that are not the executor's own. The bytes of a slot belong to the goroutine that took its number
+// out of a list. The executor calls the driver with mu held in leave only, and readers only to ask for events.
 
 /*
 #include "driver.h"
@@ -66,7 +66,8 @@ type bulkSlot struct {
 	ev, ctx uint64 // while it is busy
 }
 
-// A bulkDrop is a part that is to be thrown away when it arrives, which may be over the connections that were open when that was said.
+// A bulkDrop is a part that is to be thrown away when it arrives. It can only arrive over the connections that were open when the client
+// said so.
 type bulkDrop struct {
 	number uint64
 	from   []*bulkConn
@@ -355,7 +356,7 @@ func (b *bulk) serve(fd int, raw bool) {
 	}
 }
 
-// hear judges what a connection begins with. A refusal has been told when it returns none.
+// hear reads and judges what a connection begins with. If it returns no connection, the client has its refusal already.
 func (b *bulk) hear(fd int, raw bool) (c *bulkConn, err error) {
 	counted := false
 	defer func() {
@@ -428,7 +429,7 @@ func (b *bulk) ended(c *bulkConn) {
 	})
 }
 
-// What did not come within the keep-alive time: any of something, or the rest of it.
+// Errors of a read that took longer than the keep-alive time: nothing came, or only a part.
 var (
 	errIdle = errors.New("nothing came")
 	errRest = errors.New("the rest did not come")
@@ -502,8 +503,8 @@ func (c *bulkConn) answer(number uint64) error {
 	return c.out.Write([][]byte{e.Buf()})
 }
 
-// reassure tells the client now and then, until stop is called, that its part has to wait for a slot. So it does not take that for a connection that
-// is dead; and one that is dead is noticed.
+// reassure tells the client now and then, until stop is called, that its part has to wait for a slot, so that the client does not take the
+// connection for dead. A connection that is dead is noticed in this way too.
 func (b *bulk) reassure(c *bulkConn) (stop func()) {
 	every := max(b.s.keepalive/3, time.Millisecond)
 	over := false // under b.mu

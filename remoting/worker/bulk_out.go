@@ -4,10 +4,10 @@ package worker
 // sends, and reads the answers. Until a part is answered its chunk keeps its slot: if the connection fails, or the client does not answer within
 // the keep-alive time, the chunk is lost and sent again as a DATA frame (resend), by the next thread that sends, or by the deliverer.
 //
-// All parts that are out belong to one delivery. Before a chunk of another one is sent, they have been answered or sent again: a later
-// copy to the same memory stays the later one. The last DATA of a delivery also waits until all of its parts have been answered or sent again, and
-// so does what the GPU has written to watched memory. A part says how many frames that write to the program's memory were sent before it, since it may come
-// before them. A goroutine of a connection holds no lock while it sends or reads.
+// All parts without an answer belong to one delivery. Before a chunk of another delivery is sent, each of them has been answered or sent
+// again, so the bytes of a later copy to the same memory are written last. The last DATA of a delivery waits for the same, and so
+// do the bytes that the GPU has written to watched memory. A part may overtake frames, so it says how many frames that write to
+// the program's memory were sent before it. A connection's goroutine holds no lock while it sends or reads.
 
 import (
 	"errors"
@@ -53,8 +53,8 @@ func (o *bulkOut) settled(seq uint64) {
 	}
 }
 
-// pass sends a chunk that is complete, or hands it out. It returns false if something of the chunk, which it may change, has to wait for
-// answers. sendMu is held.
+// pass sends a chunk that is complete, or hands it to a connection. It may do so with a part of the chunk: it returns false if the rest, which c is
+// then, has to wait for answers. sendMu is held.
 func (o *outStaging) pass(c *chunk, failed bool) bool {
 	o.mu.Lock()
 	if len(o.owed) > 0 && o.owner != c.id {

@@ -127,7 +127,7 @@ func (o *outStaging) wake() {
 }
 
 // flush sends every chunk that is complete. When it returns, all chunks that
-// were complete when it was called have been given to the writer, by whomever, or taken by the client. The
+// were complete when it was called have been given to the writer, by any thread, or taken by the client. The
 // writer may hold the last one until its next Send or Flush, which the caller makes.
 func (o *outStaging) flush() {
 	o.mu.Lock()

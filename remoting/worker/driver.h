@@ -99,6 +99,8 @@ int sl_graph_add_kernel(uint64_t *node, uint64_t graph, const uint64_t *deps, ui
 			const void *params, uint64_t size);
 /* For a node of an executable graph, or with exec 0 of the graph itself. */
 int sl_graph_set_kernel(uint64_t exec, uint64_t node, const struct sl_kernel_node *k, const void *params, uint64_t size);
+/* The first is CUDA 11's, which pairs nodes in another way. */
+int sl_graph_update_first(uint64_t exec, uint64_t graph, CUgraphNode *node, CUgraphExecUpdateResult *result);
 int sl_graph_update(uint64_t exec, uint64_t graph, CUgraphExecUpdateResultInfo *info);
 
 /* One copy between packed host memory and a box of device memory or an array. */

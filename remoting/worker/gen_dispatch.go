@@ -15,10 +15,10 @@ import (
 )
 
 var apiFingerprint = [32]byte{
-	0x66, 0x81, 0x2b, 0x02, 0x2c, 0xce, 0xfe, 0x2a,
-	0x68, 0x85, 0xb3, 0x8e, 0x8d, 0x20, 0x85, 0xa3,
-	0x45, 0x0a, 0x61, 0x6e, 0x40, 0x92, 0x7b, 0x54,
-	0x97, 0x04, 0x8d, 0x37, 0x63, 0xe7, 0x33, 0xb7,
+	0x45, 0xf5, 0x6d, 0xbf, 0x02, 0x72, 0xab, 0xaa,
+	0x49, 0x47, 0x0c, 0xa6, 0xd3, 0x65, 0x0c, 0x5d,
+	0x97, 0x4b, 0x43, 0xc7, 0xb6, 0xb0, 0x18, 0xe2,
+	0x89, 0x26, 0x68, 0x70, 0x5d, 0xf5, 0x12, 0x35,
 }
 
 // Operation numbers of the API table.
@@ -96,6 +96,7 @@ const (
 	opCuGraphExecKernelNodeSetParams_v2                    = 193
 	opCuGraphExecMemcpyNodeSetParams                       = 194
 	opCuGraphExecMemsetNodeSetParams                       = 195
+	opCuGraphExecUpdate                                    = 197
 	opCuGraphExecUpdate_v2                                 = 198
 	opCuGraphGetEdges                                      = 203
 	opCuGraphGetEdges_v2                                   = 204
@@ -1094,6 +1095,8 @@ func (s *session) dispatch(op uint16, d *wire.Decoder, e *wire.Encoder) (result 
 		return s.do_cuGraphExecMemcpyNodeSetParams(d, e), true
 	case 195:
 		return s.do_cuGraphExecMemsetNodeSetParams(d, e), true
+	case 197:
+		return s.do_cuGraphExecUpdate(d, e), true
 	case 198:
 		return s.do_cuGraphExecUpdate_v2(d, e), true
 	case 203:
@@ -3480,6 +3483,47 @@ func (s *session) do_cuGraphExecMemsetNodeSetParams(d *wire.Decoder, e *wire.Enc
 		h_ctx.real = real
 	}
 	rc := C.call_cuGraphExecMemsetNodeSetParams(C.uint64_t(h_hGraphExec.real), C.uint64_t(h_hNode.real), p_memsetParams, C.uint64_t(h_ctx.real))
+	return int32(rc)
+}
+
+func (s *session) do_cuGraphExecUpdate(d *wire.Decoder, e *wire.Encoder) int32 {
+	h_hGraphExec := href{id: d.U32()}
+	h_hGraph := href{id: d.U32()}
+	w_status := d.U8() != 0
+	var o_status C.CUresult
+	w_result := d.U8() != 0
+	var o_result C.CUgraphExecUpdateResult
+	w_errorNode := d.U8() != 0
+	var o_errorNode C.uint64_t
+	if d.Err() != nil {
+		return s.malformed(197)
+	}
+	{
+		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
+		if !ok {
+			return s.badHandle(wire.KindExec, h_hGraphExec.id)
+		}
+		h_hGraphExec.real = real
+	}
+	{
+		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
+		if !ok {
+			return s.badHandle(wire.KindGraph, h_hGraph.id)
+		}
+		h_hGraph.real = real
+	}
+	rc := s.cuGraphExecUpdate(h_hGraphExec, h_hGraph, &o_status, &o_result, &o_errorNode)
+	if rc == C.CUDA_SUCCESS {
+		if w_status {
+			memOut(e, unsafe.Pointer(&o_status), unsafe.Sizeof(o_status))
+		}
+		if w_result {
+			memOut(e, unsafe.Pointer(&o_result), unsafe.Sizeof(o_result))
+		}
+		if w_errorNode {
+			e.U32(s.outPart(refOf(wire.KindGraph, h_hGraph.id), wire.KindNode, uint64(o_errorNode)))
+		}
+	}
 	return int32(rc)
 }
 

@@ -275,6 +275,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x97d1df0e, Sum: 0xeaa9902a}, // cuGraphChildGraphNodeGetGraph
 	{ID: 0x99ca7681, Sum: 0x91a82785}, // const SPAN_LOST
 	{ID: 0x9a303314, Sum: 0x572e3144}, // cuTexObjectGetResourceViewDesc
+	{ID: 0x9a761dd3, Sum: 0xb218d673}, // cuGraphExecUpdate
 	{ID: 0x9b447368, Sum: 0x6c037081}, // limit IMAGE
 	{ID: 0x9b9eea15, Sum: 0xcf46bab7}, // cuDevicePrimaryCtxReset_v2
 	{ID: 0x9c43cc69, Sum: 0xdedcfc8b}, // cuMemPoolImportPointer

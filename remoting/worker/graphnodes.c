@@ -29,6 +29,11 @@ int sl_graph_set_kernel(uint64_t exec, uint64_t node, const struct sl_kernel_nod
 		      CU(cuGraphKernelNodeSetParams_v2, (CUgraphNode)node, &p);
 }
 
+int sl_graph_update_first(uint64_t exec, uint64_t graph, CUgraphNode *node, CUgraphExecUpdateResult *result)
+{
+	return CU(cuGraphExecUpdate, (CUgraphExec)exec, (CUgraph)graph, node, result);
+}
+
 int sl_graph_update(uint64_t exec, uint64_t graph, CUgraphExecUpdateResultInfo *info)
 {
 	return CU(cuGraphExecUpdate_v2, (CUgraphExec)exec, (CUgraph)graph, info);

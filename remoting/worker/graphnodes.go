@@ -91,6 +91,17 @@ func (s *session) cuGraphExecUpdate_v2(exec, g href, status *C.CUresult, result 
 	return 0
 }
 
+// cuGraphExecUpdate is the same of CUDA 11's function, which pairs nodes in another way.
+func (s *session) cuGraphExecUpdate(exec, g href, status *C.CUresult, result *C.CUgraphExecUpdateResult, node *C.uint64_t) C.CUresult {
+	if rc := s.tellAny(); rc != 0 {
+		return C.CUresult(rc)
+	}
+	var bad C.CUgraphNode
+	*status = C.CUresult(C.sl_graph_update_first(C.uint64_t(exec.real), C.uint64_t(g.real), &bad, result))
+	*node = C.uint64_t(uintptr(unsafe.Pointer(bad)))
+	return 0
+}
+
 func (s *session) cuGraphKernelNodeSetAttribute(node href, attr uint32, v *C.CUkernelNodeAttrValue) C.CUresult {
 	if !in(nodePlain, attr) {
 		return C.CUresult(s.refuseAttr("kernel node", attr))

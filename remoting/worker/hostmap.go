@@ -2,18 +2,18 @@ package worker
 
 // Host memory that kernels reach.
 //
-// Page-locked memory of the client's has its like here, registered with the driver: what a
-// kernel reads and writes is this memory. Its address is the client's, or, where that is in
-// use here, another. The client keeps the two equal. It sends what its program has written
-// (HOST_WRITE, HOST_MERGE) before work that could read it, and fetches what the GPU has
-// written (HOST_READ) after it has waited, or is told of it (hostwatch.go). Memory of the
-// device's that the program writes too is written by HOST_WRITE as well, and read by COPY_OUT.
+// Page-locked memory of the client has a copy here, registered with the driver: kernels read
+// and write this copy. It has the client's address, or another one where that is in use
+// here. The client keeps both equal. It sends what its program has written (HOST_WRITE,
+// HOST_MERGE) before work that could read it. It fetches what the GPU has written (HOST_READ)
+// after a wait, or gets it unasked (hostwatch.go). Device memory that the program writes to
+// is also written by HOST_WRITE, and read by COPY_OUT.
 //
-// The executor does all of this in its order, with one exception: a function of the
-// client's that a stream calls reads and writes this memory, and what it has written must
-// be there before the stream goes on behind it. So whoever reads ahead of a stuck executor
-// for the function's answer (hostfns.go) carries out what it finds on the way. That is why
-// the reader stays locked until bytes are written.
+// The executor does all of this in the order of the frames, with one exception. A function of
+// the client that a stream calls reads and writes this memory, and what it has written must
+// be here before the stream goes on. The executor may be stuck behind it. So the thread
+// that reads ahead for the function's answer (hostfns.go) carries out the writes that it finds
+// on the way. That is why the reader stays locked until bytes are written.
 
 /*
 #include "driver.h"

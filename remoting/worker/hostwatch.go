@@ -185,8 +185,8 @@ func (w *hostWatches) look(s *session, most int) (some bool) {
 
 // changes is a HOST frame's payload for the watched bytes from at to end, which the client has then.
 func (h *hostWatch) changes(at, end int) []byte {
-	// Two readings that are the same hold what was there at one time: who finds a flag in it
-	// finds what was written before the flag as well.
+	// Two equal readings are a state that the memory had at one moment: if it has a flag, it also has what was written
+	// before the flag.
 	now := bytes.Clone(h.mem[at:end])
 	for i := 1; i < hostReadings && !bytes.Equal(now, h.mem[at:end]); i++ {
 		copy(now, h.mem[at:end])

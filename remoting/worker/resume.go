@@ -6,7 +6,7 @@ package worker
 //	take, handle           one goroutine for each, 5 s: the HELLO if nobody has read it, ATTACH
 //	join                   under mu: the key is compared, the stream takes the socket over, and the
 //	                       client is told its next key by the WELCOME
-//	turnedAway             tells clients that are refused before they were heard why
+//	turnedAway             refuses clients before they were heard to the end
 //	outlive                ends the process when the client has said goodbye or did not come back
 
 import (
@@ -45,9 +45,9 @@ type resumption struct {
 	cuts   *account.Cuts // those that are over
 
 	mu sync.Mutex
-	// keys are those that the client may have, in the order in which they were given; the last is the newest. With the first the
-	// client last came. WELCOMEs with the others may have been lost, or have gone to connections that the client had given up:
-	// those may arrive late, after one that it uses. All are good until something has come over the newest connection.
+	// keys are those that the client may have, in the order in which they were given out; the last is the newest. The client last
+	// came with the first. The WELCOMEs with the others may have been lost, or have gone to connections that the client had
+	// given up and that may arrive after the one that it uses. All are good until something has come over the newest connection.
 	keys      [][16]byte
 	paid      time.Time
 	attaching []*attaching // the oldest first
@@ -99,7 +99,7 @@ func (r *resumption) take(fd int, raw bool) {
 		r.paid = early
 	}
 	if r.paid.After(now) {
-		r.refused.refuse(fd, wire.StatusBusy, errCrowded)
+		r.refused.refuse(fd, raw, wire.StatusBusy, errCrowded)
 		return
 	}
 	r.paid = r.paid.Add(attachPace)
@@ -125,15 +125,18 @@ func (r *resumption) done(a *attaching) bool {
 // handle judges an ATTACH.
 func (r *resumption) handle(a *attaching, raw bool) {
 	var b [wire.AttachSize]byte
+	heard := !raw
 	err := unix.SetNonblock(a.fd, false)
 	if err == nil && raw {
 		err = readFurtherHello(a.fd, wire.SessionAttach, "where a lost connection is to be made again")
+		heard = err == nil
 	}
 	if err == nil {
 		err = readWithin(a.fd, b[:], helloTime)
 	}
-	if r.done(a) && err != nil {
-		r.refused.refuse(a.fd, wire.StatusBusy, errCrowded)
+	// A connection that made room before its HELLO came is closed without a reason, as turnedAway says: the client tries again.
+	if r.done(a) && err != nil && heard {
+		r.refused.refuse(a.fd, false, wire.StatusBusy, errCrowded)
 		return
 	}
 	if err != nil {
@@ -160,7 +163,8 @@ func abandoned(fd int) bool {
 	return n == 0 && err == nil || errors.Is(err, unix.ECONNRESET)
 }
 
-// readFurtherHello reads the HELLO of a further connection, of the kind that is made at this place. A refusal has been told when it returns.
+// readFurtherHello reads the HELLO of a further connection, which must be of the kind that is made here. If it returns an error about the
+// HELLO, the client has been told.
 func readFurtherHello(fd int, kind uint32, where string) error {
 	var b [wire.HelloSize]byte
 	if err := readWithin(fd, b[:], helloTime); err != nil {
@@ -255,14 +259,23 @@ func refuseSocket(fd int, status uint32, reason error) {
 	_ = unix.Shutdown(fd, unix.SHUT_WR)
 }
 
-// turnedAway tells clients why not that have not been heard to the end.
+// turnedAway refuses connections that were not heard to the end.
 type turnedAway struct{ n atomic.Int32 }
 
-// refuse closes the socket, and does not wait. A socket that is closed with unread bytes takes the reason back, so
-// these are read aside for a second, of a few clients at once; the others may lose the reason.
-func (t *turnedAway) refuse(fd int, status uint32, reason error) {
-	refuseSocket(fd, status, reason)
-	if t.n.Add(1) > maxAttaching {
+// refuse tells the client why not and closes the socket. It does not wait.
+//
+// raw says that the HELLO has not been read. The daemon's data port then has an answer of its own to write into the
+// same socket (RESULT), and may not have done so yet. The client says HELLO once it has read that answer, so the
+// reason is written after the HELLO.
+//
+// A socket that is closed with unread bytes takes the reason back, so they are read for a second. All this is done for a
+// few clients at once; others may lose the reason.
+func (t *turnedAway) refuse(fd int, raw bool, status uint32, reason error) {
+	few := t.n.Add(1) <= maxAttaching
+	if !raw {
+		refuseSocket(fd, status, reason)
+	}
+	if !few {
 		t.n.Add(-1)
 		unix.Close(fd)
 		return
@@ -270,10 +283,18 @@ func (t *turnedAway) refuse(fd int, status uint32, reason error) {
 	go func() {
 		defer t.n.Add(-1)
 		defer unix.Close(fd)
-		var b [wire.HelloSize + wire.AttachSize + 1]byte // more than a client sends before it has the answer
-		if unix.SetNonblock(fd, false) == nil {
-			_ = readWithin(fd, b[:], time.Second)
+		if unix.SetNonblock(fd, false) != nil {
+			return
 		}
+		if raw {
+			var hello [wire.HelloSize]byte
+			if readWithin(fd, hello[:], helloTime) != nil {
+				return
+			}
+			refuseSocket(fd, status, reason)
+		}
+		var b [wire.HelloSize + wire.AttachSize + 1]byte // more than a client sends before it has the answer
+		_ = readWithin(fd, b[:], time.Second)
 	}()
 }
 
@@ -283,7 +304,7 @@ func (c *client) attachable() func(fd int, raw bool) {
 		return c.again.take
 	}
 	t := new(turnedAway)
-	return func(fd int, _ bool) { t.refuse(fd, wire.StatusLease, errOnce) }
+	return func(fd int, raw bool) { t.refuse(fd, raw, wire.StatusLease, errOnce) }
 }
 
 // outlive ends the process when the client has gone for good.

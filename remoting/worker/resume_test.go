@@ -351,6 +351,73 @@ func TestAttachRefused(t *testing.T) {
 	}
 }
 
+// TestRefusedAfterDataPort: the daemon's data port writes its answer into a socket that the session has already. Whatever a session refuses
+// before the client's HELLO, its reason comes after that answer.
+func TestRefusedAfterDataPort(t *testing.T) {
+	late, end := resumptionOf(t)
+	defer unix.Close(end)
+	late.paid = time.Now().Add(time.Hour)
+	s := &session{}
+	s.tracing.asking.Store(maxAsking)
+	for _, c := range []struct {
+		what   string
+		kind   uint32
+		give   func(fd int)
+		status uint32
+	}{
+		{"more attempts than the pace", wire.SessionAttach, func(fd int) { late.take(fd, true) }, wire.StatusBusy},
+		{"a session that ends with its connection", wire.SessionAttach, func(fd int) { new(client).attachable()(fd, true) }, wire.StatusLease},
+		{"more traces than one at a time", wire.SessionTrace, s.traceTo, wire.StatusBusy},
+	} {
+		near, far := socketPair(t)
+		port, err := unix.Dup(near)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.give(near)
+		answer := []byte("answer of the data port")
+		if _, err := unix.Write(port, answer); err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(port)
+		f := os.NewFile(uintptr(far), "client")
+		defer f.Close()
+		got := make([]byte, len(answer))
+		if _, err := io.ReadFull(f, got); err != nil || string(got) != string(answer) {
+			t.Fatalf("%s: %q comes first, error %v", c.what, got, err)
+		}
+		h := testHello(c.kind)
+		var b [wire.HelloSize]byte
+		h.Encode(&b)
+		if _, err := f.Write(b[:]); err != nil {
+			t.Fatal(err)
+		}
+		_, err = wire.ReadWelcome(f)
+		if no := (*wire.Refusal)(nil); !errors.As(err, &no) || no.Status != c.status {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+}
+
+// TestCrowdedBeforeHello: a connection that makes room before its HELLO came is closed, and nothing is written before that.
+func TestCrowdedBeforeHello(t *testing.T) {
+	r, client := resumptionOf(t)
+	defer unix.Close(client)
+	var oldest *os.File
+	for i := range maxAttaching + 1 {
+		near, far := socketPair(t)
+		f := os.NewFile(uintptr(far), "client")
+		defer f.Close()
+		if i == 0 {
+			oldest = f
+		}
+		r.take(near, true)
+	}
+	if b, err := io.ReadAll(oldest); err != nil || len(b) > 0 {
+		t.Errorf("%q, error %v", b, err)
+	}
+}
+
 // TestResumeFlood: connections that say nothing, and endless attempts, keep nobody from its session for long.
 func TestResumeFlood(t *testing.T) {
 	addr := graceWorker(t, time.Minute)

@@ -3,10 +3,10 @@ package worker
 // The trace of a session (package trace): who asks for it, and what the session tells it.
 //
 //	TRACE                 the session's own client: the trace goes out in TRACE frames, between the others
-//	link (package exchange)   somebody else of the lease: his connection comes from the daemon, and the trace goes out over it
+//	link (package exchange)   another user of the lease: the connection comes from the daemon, and the trace goes out over it
 //
-// At most one trace runs at a time. Whoever does something that a trace has looks at tracing.now first: without a trace that is one
-// load, and on the way of a launch it is the only thing.
+// At most one trace runs at a time. Code whose work appears in traces looks at tracing.now first: without a trace that is one load, and
+// the only cost for a launch.
 
 /*
 #include "driver.h"
@@ -32,6 +32,7 @@ type tracing struct {
 	now     atomic.Pointer[trace.Recorder] // nil: there is none
 	asking  atomic.Int32                   // connections whose request has not been read
 	devices sync.Map                       // by context
+	refused turnedAway
 
 	mu   sync.Mutex
 	last *trace.Recorder // the latest, which may not have been written whole
@@ -83,7 +84,7 @@ func (s *session) startTrace(own bool, write func(p []byte, last bool) error) (*
 	return r, nil
 }
 
-// stopTrace ends a trace if it is the one that runs. What it has is still written.
+// stopTrace ends a trace if it is the one that runs. Its records are still written.
 func (t *tracing) stopTrace(r *trace.Recorder) {
 	t.now.CompareAndSwap(r, nil)
 	r.Stop()
@@ -143,8 +144,7 @@ func (s *session) traceFrame(p []byte) int32 {
 func (s *session) traceTo(fd int) {
 	if s.tracing.asking.Add(1) > maxAsking {
 		s.tracing.asking.Add(-1)
-		refuseSocket(fd, wire.StatusBusy, errCrowded)
-		unix.Close(fd)
+		s.tracing.refused.refuse(fd, true, wire.StatusBusy, errCrowded)
 		return
 	}
 	go func() {
@@ -160,7 +160,7 @@ func (s *session) traceTo(fd int) {
 	}()
 }
 
-// readTraceRequest reads how long a trace is asked for. A refusal has been told when it returns.
+// readTraceRequest reads how long a trace is asked for. If it returns an error, the client has been told, if it said HELLO.
 func readTraceRequest(fd int) (time.Duration, error) {
 	if err := unix.SetNonblock(fd, false); err != nil {
 		return 0, fmt.Errorf("trace: %w", err)

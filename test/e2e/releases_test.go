@@ -50,10 +50,10 @@ func otherShim(t *testing.T, edit func(forms string) string) string {
 	return dir
 }
 
-// with is an agent with a shim of another release.
-func with(t *testing.T, w *worker, shim string) *exec.Cmd {
+// with is a program with a shim of another release.
+func with(t *testing.T, w *worker, shim, program string) *exec.Cmd {
 	t.Helper()
-	cmd := w.direct(context.Background(), built("test/agent"))
+	cmd := w.direct(context.Background(), program)
 	cmd.Env = append(cmd.Env, "SLUICE_LOG=warn")
 	for i, v := range cmd.Env {
 		if strings.HasPrefix(v, "LD_LIBRARY_PATH=") {
@@ -82,7 +82,7 @@ func TestReleases(t *testing.T) {
 						return f[:9] + last + f[10:]
 					})
 				})
-				a := startAgentAs(t, with(t, w, shim))
+				a := startAgentAs(t, with(t, w, shim, built("test/agent")))
 				a.must("mem %d", 4<<20)
 				a.must("set 0 %d", 77)
 				if x, _ := a.must("get 0"); x != 77 {
@@ -96,11 +96,22 @@ func TestReleases(t *testing.T) {
 				}
 				a.must("pool %d", 1<<20)
 			})
+			t.Run("update of a graph", func(t *testing.T) { // a worker that lacks CUDA 11's makes it by the later one
+				shim := otherShim(t, func(s string) string {
+					return regexp.MustCompile(`0x[0-9a-f]+, (\d+, "cuGraphExecUpdate")`).ReplaceAllString(s, "0x00000001, $1")
+				})
+				ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+				defer cancel()
+				r := finish(t, ctx, with(t, w, shim, program("graphhost")))
+				if !strings.HasSuffix(r.stdout, "PASS\n") || strings.Contains(r.stderr, "another release is not supported") {
+					t.Errorf("stdout: %s\nstderr: %s", r.stdout, r.stderr)
+				}
+			})
 			t.Run("base", func(t *testing.T) {
 				shim := otherShim(t, func(s string) string {
 					return regexp.MustCompile(`0x[0-9a-f]+, (SL_NO_OP, "limit IMAGE")`).ReplaceAllString(s, "0x00000001, $1")
 				})
-				cmd := with(t, w, shim)
+				cmd := with(t, w, shim, built("test/agent"))
 				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 				defer cancel()
 				cmd.Stdin = strings.NewReader("")

@@ -2,7 +2,7 @@ package cli
 
 // sluice report without a job: those that ended lately, one a line.
 //
-//	1  whose jobs are wanted, and whether the caller's office lets the caller see them
+//	1  whose jobs are wanted, and whether the caller may see them
 //	2  sacct -> jobs that ended -> their AdminComments, which are their reports
 //	3  the last lines are kept, and sums of all
 //
@@ -37,7 +37,7 @@ const (
 	mostJobs = 10_000
 )
 
-// accounting is the part of *slurm.Commands that knows the jobs of earlier.
+// accounting is the part of *slurm.Commands that knows ended jobs.
 type accounting interface {
 	Past(ctx context.Context, q slurm.PastQuery, each func(slurm.Past)) (damaged int, err error)
 	RightsOf(ctx context.Context, user string) (slurm.Rights, error)
@@ -107,7 +107,7 @@ func (h *history) parse(now time.Time) error {
 	return nil
 }
 
-// allow refuses what the caller's office does not let the caller see, and narrows an account to the caller's own jobs.
+// allow refuses what the caller may not see, and narrows an account to the caller's own jobs.
 // It keeps users from each other's lines as the other commands do; what Slurm's own commands show them is PrivateData's.
 func (h *history) allow(ctx context.Context, a accounting, slurmUser string) error {
 	if h.q.UID != nil && *h.q.UID == h.me {
@@ -162,7 +162,7 @@ type pastJob struct {
 	Advice      string        `json:"advice"`
 }
 
-// pastSum is what the jobs of a user came to.
+// pastSum is the sum of a user's jobs.
 type pastSum struct {
 	User    string  `json:"user"`
 	Jobs    int     `json:"jobs"`
@@ -177,7 +177,7 @@ type pastJobs struct {
 	Until   time.Time `json:"until"`
 	Jobs    []pastJob `json:"jobs"`
 	LeftOut int       `json:"left_out"` // earlier jobs beyond --last; the sums have them
-	Users   []pastSum `json:"users"`    // who was granted most comes first
+	Users   []pastSum `json:"users"`    // the user with the most granted hours first
 	Total   pastSum   `json:"total"`
 	Damaged int       `json:"damaged"` // records that cannot be read
 	Others  int       `json:"others"`  // jobs without a report, mostly without a fraction

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-hpc/sluice/internal/boottime"
 )
 
-// The Xids of an owner's GPUs. sluice health reads them itself, from the kernel's log, because the daemon's unit may not
-// (ProtectKernelLogs): so they are there after a restart of the daemon too.
+// The Xids of an owner's GPUs. sluice health reads them from the kernel's log itself, because the daemon's unit may not
+// (ProtectKernelLogs). So a restart of the daemon loses none.
 
 // xids returns what is known of the GPUs that the daemon at the socket lends, from the kernel's log.
 func xids(ctx context.Context, socket, log string) nodeXids {
@@ -31,14 +31,14 @@ func xids(ctx context.Context, socket, log string) nodeXids {
 // nodeXids is what the kernel's log says of a node's GPUs.
 type nodeXids struct {
 	checks []rpc.Check
-	// GPUs by the names that the reason of a drain has for them. For those in forgotten no check has an Xid any more, and yet the drain is not
-	// over: the text says why. For those in well it is.
+	// GPUs, by their names in the reason of a drain. For a GPU in forgotten the log has no Xid any more, but its drain is not over; the
+	// text says why. For a GPU in well the drain is over.
 	forgotten map[string]string
 	well      []string
 }
 
-// readXids reads the log for the GPUs of a daemon. A log that this node does not have, as in a container, or that may not be read, as by
-// a user, says nothing at any time: that drains no node, and only a drain for an Xid waits for it.
+// readXids reads the log for the GPUs of a daemon. If there is no log, as in a container, or it may not be read, as by a user, nothing
+// is known of Xids: that drains no node, but a drain for an Xid stays.
 func readXids(s rpc.Stats, log string) nodeXids {
 	out := nodeXids{forgotten: map[string]string{}}
 	gpus := slices.SortedFunc(slices.Values(s.GPUs), func(a, b rpc.GPUStats) int { return cmp.Compare(a.GPU.Index, b.GPU.Index) })

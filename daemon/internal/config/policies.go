@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// What a site bounds besides Slurm's own limits: quotas, and leases without work.
+// Limits of a site besides Slurm's own: quotas, and leases without work.
 
 // Quota bounds what a user, or all jobs of an account together, may hold at the same time.
 type Quota struct {
@@ -54,7 +54,7 @@ func (q *Quota) Of() string {
 	return of
 }
 
-// Idle says what becomes of leases without work.
+// Idle says what is done about leases without work.
 type Idle struct {
 	After   time.Duration `key:"after" live:"yes"`                        // without work; 0 nothing becomes of them
 	Action  string        `key:"action" oneof:"note|lend|end" live:"yes"` // see docs/admin.md
@@ -170,7 +170,7 @@ func (p *parser) bound(v *yaml.Node, key, what string) *uint64 {
 	return &n
 }
 
-// poolIdle takes what becomes of a pool's leases without work. What it does not say is as lease.idle says.
+// poolIdle reads what is done about a pool's leases without work. lease.idle has the rest.
 func (p *parser) poolIdle(v *yaml.Node, key string) *Idle {
 	out := p.cfg.Lease.Idle
 	if v.Kind != yaml.MappingNode {
@@ -212,7 +212,7 @@ func (i *Idle) wrong() (key, why string) {
 	return "", ""
 }
 
-// IdleOf says what becomes of a pool's leases without work at this owner.
+// IdleOf returns what this owner does about a pool's leases without work.
 func (c *Config) IdleOf(pool string) Idle {
 	if p, ok := c.Pools[pool]; ok && p.Idle != nil {
 		return *p.Idle

@@ -9,13 +9,13 @@ package containers
 //	LEASES/ID/cdi/sluice.json   Charliecloud: see charliecloud.go
 //	CDI/sluice-ID.json          engines with --device sluice.dev/gpu=JOB
 //
-// The job's environment names the first two. All are root's and can be read by everybody:
-// what they say is the lease's number, which the names of directories tell anyway, and
-// who may use the lease the daemon decides at each connection.
+// The job's environment names the first two. All are root's, and everybody can read them: they
+// contain the lease's id, which the names of directories show anyway. The daemon decides
+// at each connection who may use the lease.
 //
-// Each is made aside and renamed, so that no engine sees half of one, and made anew when
-// the daemon starts. What a crash leaves in the directory of CDI files, which is not
-// this daemon's alone, Keep finds: a file of ours names a lease's directory.
+// Each is written under another name and renamed, so that no engine sees half of one, and
+// written again when the daemon starts. The directory of CDI files is not this daemon's
+// alone. Keep finds what a crash has left there: a file of ours names a lease's directory.
 
 import (
 	"bytes"

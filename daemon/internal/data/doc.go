@@ -9,7 +9,7 @@
 //	  RESPONSE (proof)                    ->    ticket used up; Config.Admit takes the socket
 //	  hands the socket to the shim        <-    RESULT
 //
-// The connections of a probe (probe.go), which measures the link, are opened in the same way and given to who measures.
+// The connections of a probe (probe.go), which measures the link, are opened in the same way, and then given to package probe.
 //
 // docs/protocol.md has the layout. Both proofs are HMACs with the secret, which came over gRPC
 // and never crosses this connection.

@@ -9,7 +9,7 @@ import (
 )
 
 // Connections of a probe, which measures the link. They are opened, authenticated and encrypted as those of sessions are, and then given to
-// who measures instead of to a worker.
+// package probe instead of to a worker.
 
 // taker is given the connections of a probe at the owner, as Connection has them. Both files are its own. It returns at once, and free is
 // called when no relay carries the connection any more.

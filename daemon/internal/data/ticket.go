@@ -33,7 +33,8 @@ type ticket struct {
 	wrong   int
 }
 
-// kept is by what tickets are counted: of probes all together, and of a lease those for bulk connections and the others. No lease has such an id.
+// kept is the key under which tickets are counted: one for all probes, and two for each lease, for its bulk connections and for its
+// other sessions. No lease id is the same as another key.
 func kept(r *lease.SessionRequest, probe taker) string {
 	if probe != nil {
 		return "probe"

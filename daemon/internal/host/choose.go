@@ -89,8 +89,8 @@ func (c *chooser) once(ctx context.Context) (choice, error) {
 	return choice{grants: grants}, err
 }
 
-// more says whether another look may find what this one did not, and prepares it. Nothing is
-// refused by what was heard a while ago, nor by what only some of the owners said.
+// more says whether another look may find what this one did not, and prepares it. A request is never
+// refused on old answers, nor on those of only some owners.
 func (c *chooser) more(ctx context.Context, err error) bool {
 	switch {
 	case c.known && c.again, !c.known && c.all && c.age == 0:

@@ -115,8 +115,8 @@ func (h *Host) EndJob(ctx context.Context, cluster, job string, nodes []string, 
 	return slices.Clone(e.Pending), err
 }
 
-// endHere ends what this daemon itself holds, or is acquiring. A later run goes on. Of an
-// attachment in progress it is known only afterwards which run it is for.
+// endHere ends what this daemon itself holds, or is acquiring. A later run goes on. Which run an
+// attachment in progress is for is known only when it is done.
 func (h *Host) endHere(ctx context.Context, cluster, job string, nodes []string, upTo uint64, reason string) {
 	of := func(n name) bool {
 		return n.cluster == cluster && n.job == job && (len(nodes) == 0 || slices.Contains(nodes, n.node))

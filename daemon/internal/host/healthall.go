@@ -3,9 +3,9 @@ package host
 // The health of all nodes that a daemon can be asked on: this one, and the owners of the pools. A node that lends no
 // GPU listens on no port; Slurm has what it finds of itself, see sluice health --drain.
 //
-//	1  each owner -> its node's own findings, so many at a time, each with a deadline, all with another
-//	2  what a node wrote is cut to size and made printable as soon as it is here; who said nothing is a finding too
-//	3  the same finding of several nodes is one, whatever numbers are in it; failures first, so that warnings take no room from them
+//	1  each owner -> its node's own findings; several owners at a time, with a deadline for each and one for all
+//	2  a node's texts are cut to size and made printable when they arrive; a node that does not answer is a finding too
+//	3  findings of several nodes that differ in numbers only become one; failures first, so that warnings take no room from them
 
 import (
 	"cmp"
@@ -34,7 +34,7 @@ const (
 	maxFinding  = 512 // bytes of a text, and of a remedy
 )
 
-// NodeHealth is what this node has found of itself. Owners, which are nodes of their own, are not in it.
+// NodeHealth is what this node has found about itself, without findings about owners on other nodes.
 func (h *Host) NodeHealth(ctx context.Context) []rpc.Check {
 	var checks []rpc.Check
 	if h.cfg.Health != nil {
@@ -66,7 +66,7 @@ func (h *Host) NodeHealth(ctx context.Context) []rpc.Check {
 	return append(checks, rpc.Check{Name: "leases", Level: rpc.OK, Text: plural(leases, "lease") + " of this node's jobs"})
 }
 
-// answerOf is what one node says of itself, as believed, or why it says nothing.
+// answerOf is what one node says of itself, cut by believed, or why it does not answer.
 type answerOf struct {
 	node   string
 	checks []rpc.Check
@@ -161,8 +161,8 @@ func (h *Host) healthOf(ctx context.Context, p *peer, limit time.Duration) ([]rp
 	return believed(checks), nil
 }
 
-// believed is what a node wrote, of a size and in bytes that a table has room for: its failures first, then warnings, of
-// which fewer are taken. Levels that are not known are failures.
+// believed makes what a node wrote short and printable: its failures first, then its warnings, of which it takes
+// fewer. A level that is not known counts as a failure.
 func believed(checks []rpc.Check) []rpc.Check {
 	var worst [maxChecks]rpc.Check // what of them is kept, and failures stand before warnings
 	fails, warns, left := 0, 0, false
@@ -191,7 +191,7 @@ func believed(checks []rpc.Check) []rpc.Check {
 	return out
 }
 
-// foldHealth sums up what nodes said. Of those findings for which there is no room it counts the different ones.
+// foldHealth sums up what nodes said. Of the findings that have no room it counts the different ones.
 func foldHealth(answers []answerOf) rpc.HealthAll {
 	all := rpc.HealthAll{Asked: len(answers)}
 	at := map[rpc.Check]int{}

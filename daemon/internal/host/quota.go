@@ -10,12 +10,12 @@ package host
 //	after    the sum again; beyond the quota the reservation is taken back
 //	confirm  the lease is granted
 //
-// Of two hosts that ask at the same time, each reserves before it adds up. So the one that adds up last sees the lease of the other:
-// both never pass what only one of them may. Both may be refused; each then waits a moment and tries again, as long as what is in the
-// way is only reserved.
+// Each host reserves before it adds up. So if two ask at the same time, the one that adds up last sees the other's lease, and they
+// cannot both get what only one of them may have. Both may be refused. Each then waits a moment and tries again, as long as the
+// leases in its way are only reserved.
 //
-// An owner that does not answer is left out, but for what this node itself has there. The host is trusted to add up as it is trusted
-// to say who asks.
+// Leases at an owner that does not answer are not counted, except for this node's own. The owners trust a host to add up, as they
+// trust it to say who asks.
 
 import (
 	"context"
@@ -77,7 +77,7 @@ func (d directory) who(ctx context.Context, uid uint32) (Who, error) {
 		who Who
 		err error
 	}
-	got := make(chan answer, 1) // who asks does not wait for a directory that hangs
+	got := make(chan answer, 1) // the caller does not wait for a directory that hangs
 	go func() {
 		defer func() { <-d }()
 		var a answer
@@ -200,16 +200,13 @@ func asked(r *lease.Request) (a lease.Held) {
 	n := max(1, int(r.Nodes))
 	for _, f := range r.Fractions {
 		a.Percent += uint64(n) * uint64(f.Percent)
-		a.Mem += uint64(n) * min(f.Mem, maxMem)
+		a.Mem += uint64(n) * min(f.Mem, form.MaxGPUMem)
 	}
 	a.Leases = n
 	return a
 }
 
-// maxMem is more than a GPU has, in bytes.
-const maxMem = 1 << 44
-
-// never refuses what is more than a quota allows even to who holds nothing.
+// never refuses a request that exceeds a quota even if nothing else is held.
 func never(quotas []Quota, a lease.Held) error {
 	for i := range quotas {
 		if what := quotas[i].beyond(lease.Held{}, a); what != "" {

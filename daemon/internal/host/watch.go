@@ -9,7 +9,7 @@ package host
 //	a node's daemon         asks a registrar where its job's lease is; for a lease of its
 //	                        own it asks a few owners, and the others if those have no room
 //
-// Whoever learns nothing that way asks all, as in a small pool.
+// A daemon that learns nothing in this way asks all owners, as in a small pool.
 
 import (
 	"context"
@@ -265,8 +265,8 @@ func mix(n uint64) uint64 {
 	return n ^ n>>31
 }
 
-// register tells a registrar where a job's leases are. What it cannot be told costs the job's
-// nodes a question to all owners, and nothing else.
+// register tells a registrar where a job's leases are. If it cannot be told, the job's nodes ask all
+// owners; nothing else is lost.
 func (h *Host) register(ctx context.Context, leases []lease.Lease) {
 	if !h.large() || len(leases) == 0 {
 		return

@@ -82,8 +82,8 @@ func (s *Service) reserve(ctx context.Context, run rpc.JobRun) (rpc.JobAnswer, e
 	}
 }
 
-// noRoom tells why a job does not start. Slurm puts it back into the queue, but not an interactive one, which it kills with
-// words about PrologSlurmctld and the node's boot: its user is told on the terminal, before that.
+// noRoom tells the user why a job does not start. Slurm puts a batch job back into the queue. It kills an interactive job, with
+// messages about PrologSlurmctld and the node's boot; so that user gets the reason on the terminal before.
 func (s *Service) noRoom(ctx context.Context, j slurm.Job, why error) {
 	if j.Batch {
 		s.comment(j.ID, "requeued: "+why.Error())

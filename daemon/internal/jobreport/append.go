@@ -2,15 +2,15 @@ package jobreport
 
 // The end of a job's output.
 //
-// The Epilog runs as root, and the output's path is the user's word: it may name any
-// file of any file system, which may hang. So the file is opened by a child with the
-// user's own rights and nothing of the Epilog's but the text; who waits for it waits
-// three seconds. The child opens no link, no device and no pipe in a way that does
-// something, and makes no file: where the job's output is not, nothing is written.
+// The Epilog runs as root, and the user chose the output's path: it may name any file of any
+// file system, and that may hang. So a child with the user's own rights opens the file; it
+// has nothing of the Epilog's but the text, and the Epilog waits three seconds for it. The
+// child opens no link, and no device or pipe in a way that has an effect. It creates no file:
+// if the job's output does not exist, nothing is written.
 //
-// It starts as root and becomes the user by itself. So the kernel lets nobody but root
-// trace it: it is in none of the user's control groups and under none of a job's limits, and who
-// traces it could go on in it.
+// The child starts as root and becomes the user by itself. So the kernel lets nobody but root
+// trace it. That matters because the child is in none of the user's control groups and under none of
+// a job's limits: a user who traces it could run anything in it.
 
 import (
 	"context"

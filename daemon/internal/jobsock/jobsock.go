@@ -4,13 +4,14 @@
 package jobsock
 
 // Flow: accept -> one line, within readTime -> Env, within envTime -> the answer ->
-// closed. Everybody may connect; who it is says the kernel, and what he may know Env.
+// closed. Everybody may connect. The kernel says which user it is, and Env decides what that
+// user may know.
 //
-// Each connection has a goroutine. Those that have not said what they want yet make room
-// for newer ones, which costs a flood only its own: the plug-in says it at once. Those
-// that have are bounded for each user; who has more is closed unanswered, which the plug-in
-// takes for an absent daemon and repeats for a job that needs it. Root's places are apart
-// from all others: who has many uids (a subordinate range will do) fills only those.
+// Each connection has a goroutine. Connections without a request make room for newer ones. A
+// flood loses only its own, because the plug-in sends its request at once. Connections with a
+// request are bounded for each user; beyond that they are closed without an answer. The
+// plug-in takes that for an absent daemon, and asks again for a job that needs an answer.
+// Root has places of its own, which a user with many uids (a subordinate range is enough) cannot fill.
 
 import (
 	"bytes"

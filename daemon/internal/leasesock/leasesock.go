@@ -1,5 +1,5 @@
-// Package leasesock is the socket of each lease on its job's node: it makes them, sees by
-// the kernel who connects, and passes who may use the lease a connection to its worker.
+// Package leasesock is the socket of each lease on its job's node: it makes them, asks the kernel
+// who connects, and passes a connection to the lease's worker to those who may use the lease.
 package leasesock
 
 // The socket of a lease is RunDir/leases/ID/sock. The directory RunDir/leases/ID is root's.
@@ -8,8 +8,8 @@ package leasesock
 // RunDir/leases.new, and then renamed into its place, which follows no link. The directory
 // stays when the daemon is restarted, since containers have it mounted.
 //
-// Everybody may connect, since a rootless container's programs are subordinate users, which
-// no mode of a file knows. The kernel says who connects: who.go. What is said is in serve.go.
+// Everybody may connect: programs in a rootless container are subordinate users, whom no file mode
+// can name. who.go asks the kernel who connects; serve.go has the protocol.
 
 import (
 	"context"

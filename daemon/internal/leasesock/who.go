@@ -82,8 +82,8 @@ const (
 	nsGetOwnerUID = 0xb704
 )
 
-// mapped says whether uid is one of those of a process's user namespace. A process that
-// has taken over the number of a caller who is gone cannot speak for him so.
+// mapped says whether uid is mapped into a process's user namespace. So another process that has got the
+// pid of a caller who has ended cannot pass for that caller.
 func mapped(pid int, uid uint32) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/uid_map", pid))
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
-// The GPUs' own errors, as NVML said at its last look. Only that after which a reset, a reboot or a repair is due drains the node, and only
-// until the GPU itself is drained: then no job gets it any more.
+// The GPUs' own errors, as of the last look at NVML. Only errors that need a reset, a reboot or a repair drain the node, and only
+// until the GPU itself is drained: then no job gets that GPU any more.
 
 // gpuFaults returns the findings about one GPU of an owner. drained says that sluice drain has taken it out.
 func gpuFaults(owner string, d inventory.Device, drained bool) []rpc.Check {

@@ -34,7 +34,7 @@ const (
 	maxOutput = 512
 )
 
-// Notice is what a program is told, in its environment.
+// Notice is a program to run, and what its environment tells it.
 type Notice struct {
 	Command string // path of the program, which has no arguments
 	Event   string // SLUICE_EVENT

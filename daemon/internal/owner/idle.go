@@ -7,10 +7,10 @@ package owner
 //	launches     any more of them is work
 //	GPU time     by events on the GPU and NVML's samples
 //	waiting      work that waits for its turn
-//	bytes        copies: from copied on, since the last work. Fewer are a program that asks for this and that
+//	bytes        copies, if they have come to `copied` bytes since the last work: a program that only queries moves fewer
 //
-// The numbers are the sessions' own, apart from NVML's: who wants to seem busy can. Nothing is kept for the next daemon, which
-// counts from its start. So a restart makes a lease wait longer for what the site says, never shorter.
+// Except for NVML's samples, the numbers come from the sessions themselves, so a program that wants to look busy can. A new daemon
+// counts from its own start. So after a restart a lease is found idle later than without one, never earlier.
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// What becomes of an idle lease, besides a line in both logs and the site's command.
+// What is done about an idle lease, besides a line in both logs and the site's command.
 const (
 	IdleNote = "note" // nothing
 	IdleLend = "lend" // others may use its time until it works again
@@ -30,7 +30,7 @@ const (
 const (
 	// idleEvery is the time between two looks.
 	idleEvery = 5 * time.Second
-	// copied is how many bytes to or from the client are work.
+	// copied is how many bytes to or from the client count as work.
 	copied = 1 << 20
 )
 
@@ -92,7 +92,7 @@ func (o *Owner) workOf(id string) work {
 	return work{c.Launches, c.BytesIn + c.BytesOut, gpu, lease.SumShares(o.cfg.Workers.Shares(id)).Waited}
 }
 
-// idleOf is for how long a lease has had no work, and whether that has been noted. mu is held.
+// idleOf returns for how long a lease has had no work, and whether that has been noted. mu is held.
 func (o *Owner) idleOf(e *entry, now time.Duration) (idle time.Duration, noted bool) {
 	if e.ending || e.rec.Lease.State != lease.Granted {
 		return 0, false

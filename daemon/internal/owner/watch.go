@@ -1,7 +1,7 @@
 package owner
 
-// Large pools: controllers are told what changes, in place of asking again and again, and the
-// nodes of a job are told at which owners its leases are.
+// Large pools: this owner tells controllers what changes, so that they need not ask again and again, and
+// tells the nodes of a job at which owners its leases are.
 
 import (
 	"context"
@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// maxWatch is the longest that an answer without a change is put off.
+	// maxWatch is the longest time before an answer without a change.
 	maxWatch = 30 * time.Second
-	// deviceLook is how soon a change of the GPUs themselves is noticed by who watches.
+	// deviceLook is how soon a watching controller hears of a change of the GPUs themselves.
 	deviceLook = time.Second
-	// journalSize is how many changes are kept for those who watch. Who has missed more is told
-	// all that lives.
+	// journalSize is how many changes are kept for controllers that watch. One that has missed more
+	// gets all live leases.
 	journalSize = 256
-	// whereTime is how long the whereabouts of a job are kept at least, and half of how long at most; maxWhere is how many
-	// jobs' are kept for as long as that.
+	// The whereabouts of a job are kept for at least whereTime and at most twice as long, those of at most maxWhere jobs
+	// in each such time.
 	whereTime = 10 * time.Minute
 	maxWhere  = 1 << 15
 )
@@ -50,7 +50,7 @@ func (j *journal) add(c change) {
 	}
 }
 
-// wait returns what is closed with the next change. mu is held for writing.
+// wait returns a channel that the next change closes. mu is held for writing.
 func (j *journal) wait() <-chan struct{} {
 	if j.changed == nil {
 		j.changed = make(chan struct{})
@@ -71,7 +71,7 @@ func (j *journal) since(seq uint64) (refs []lease.Ref, ok bool) {
 	return refs, true
 }
 
-// news says whether there are changes after seq that a controller does not know, having made them.
+// news says whether there are changes after seq that host has not made itself.
 func (j *journal) news(seq uint64, host string) bool {
 	if seq > j.seq || j.seq-seq > journalSize {
 		return true

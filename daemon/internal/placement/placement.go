@@ -21,9 +21,6 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
-// maxMem is more than any GPU has, in bytes: what is above it is a mistake.
-const maxMem = 1 << 50
-
 // Validate refuses a request that makes no sense on any GPU. Errors are
 // *lease.Error with code Invalid.
 func Validate(r lease.Request) error {
@@ -36,11 +33,11 @@ func Validate(r lease.Request) error {
 			return lease.Errorf(lease.Invalid, "fraction %d%%: a fraction is 1 to 100 percent of one GPU; ask for several fractions", f.Percent)
 		case f.Percent == 0 && f.Mem == 0:
 			return lease.Errorf(lease.Invalid, "fraction 0%%: say a share of 1 to 100 percent, or memory")
-		case f.Mem > maxMem:
+		case f.Mem > form.MaxGPUMem:
 			return lease.Errorf(lease.Invalid, "fraction with %d MiB: no GPU has as much", f.Mem>>20)
 		}
 	}
-	if r.MinMem > maxMem {
+	if r.MinMem > form.MaxGPUMem {
 		return lease.Errorf(lease.Invalid, "minimum memory %d MiB: no GPU has as much", r.MinMem>>20)
 	}
 	switch r.Place {
@@ -71,7 +68,7 @@ func Share(f lease.Fraction, mem uint64) (percent uint32, bytes uint64) {
 	all := mem / lease.Granule
 	n := all * uint64(f.Percent) / 100
 	if f.Mem != 0 {
-		n = (min(f.Mem, maxMem) + lease.Granule - 1) / lease.Granule
+		n = (min(f.Mem, form.MaxGPUMem) + lease.Granule - 1) / lease.Granule
 	}
 	percent = f.Percent
 	if percent == 0 && all > 0 {

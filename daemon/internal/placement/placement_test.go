@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const gib = 1 << 30
@@ -90,13 +91,13 @@ func TestShare(t *testing.T) {
 		want    uint64
 	}{
 		{lease.Fraction{Percent: 50}, 100 << 20, 50, 50 << 20},
-		{lease.Fraction{Percent: 33}, 100 << 20, 33, 32 << 20},         // 16.5 granules: down
-		{lease.Fraction{Percent: 50, Mem: 1}, 100 << 20, 50, 2 << 20},  // up
-		{lease.Fraction{Mem: 33 << 20}, 100 << 20, 34, 34 << 20},       // up
-		{lease.Fraction{Mem: 200 << 20}, 100 << 20, 101, 200 << 20},    // more than there is
-		{lease.Fraction{Percent: 100}, 101 << 20, 100, 100 << 20},      // a broken granule is nobody's
-		{lease.Fraction{Percent: 100}, 1 << 60, 100, 1 << 60},          // no overflow
-		{lease.Fraction{Percent: 1, Mem: 1 << 63}, 1 << 30, 1, maxMem}, // no overflow
+		{lease.Fraction{Percent: 33}, 100 << 20, 33, 32 << 20},                 // 16.5 granules: down
+		{lease.Fraction{Percent: 50, Mem: 1}, 100 << 20, 50, 2 << 20},          // up
+		{lease.Fraction{Mem: 33 << 20}, 100 << 20, 34, 34 << 20},               // up
+		{lease.Fraction{Mem: 200 << 20}, 100 << 20, 101, 200 << 20},            // more than there is
+		{lease.Fraction{Percent: 100}, 101 << 20, 100, 100 << 20},              // a broken granule is nobody's
+		{lease.Fraction{Percent: 100}, 1 << 60, 100, 1 << 60},                  // no overflow
+		{lease.Fraction{Percent: 1, Mem: 1 << 63}, 1 << 30, 1, form.MaxGPUMem}, // no overflow
 	} {
 		p, m := Share(c.f, c.mem)
 		if p != c.percent || m != c.want {

@@ -96,13 +96,13 @@ func Expect(p *lease.Probe) []string {
 	}
 	most := Find(p, true, true)
 	if up != nil && most != nil && up.Time >= judged && most.Time >= judged && most.Connections > 1 && most.Rate > up.Rate+up.Rate/4 {
-		said = append(said, fmt.Sprintf("One program has one connection. Several at a time had more: %d connections %s together.", most.Connections, Rate(most.Rate)))
+		said = append(said, fmt.Sprintf("All that is over one connection. %d connections had %s together: several programs have that, and large copies of a program that uses bulk connections.", most.Connections, Rate(most.Rate)))
 	}
 	switch {
 	case p.Bounded && slices.ContainsFunc(p.Flows, func(f lease.ProbeFlow) bool { return f.Time < judged }):
-		said = append(said, "This was a user's probe, and over a link as fast as this its few bytes took too short a time to find what is wrong with a rate: a probe of root's can.")
+		said = append(said, "This was a user's probe. On a link as fast as this its few bytes take too short a time to judge a rate; a probe by root sends more.")
 	case p.Bounded:
-		said = append(said, "This was a user's probe, which is short: a probe of root's measures longer.")
+		said = append(said, "This was a user's probe, which is short; a probe by root measures longer.")
 	}
 	return said
 }

@@ -40,13 +40,13 @@ func TestExpect(t *testing.T) {
 	}
 	p.Flows[2].Rate, p.Bounded = 400e6, true
 	got := strings.Join(Expect(&p), "\n")
-	for _, w := range []string{"4 connections 400 MB/s together", "a user's probe"} {
+	for _, w := range []string{"4 connections had 400 MB/s together", "a user's probe"} {
 		if !strings.Contains(got, w) {
 			t.Errorf("%q lacks %q", got, w)
 		}
 	}
 	p.Flows[0].Time = judged - 1
-	if got := Expect(&p); !strings.Contains(got[len(got)-1], "took too short a time to find what is wrong with a rate: a probe of root's can") {
+	if got := Expect(&p); !strings.Contains(got[len(got)-1], "take too short a time to judge a rate; a probe by root sends more") {
 		t.Errorf("%q", got)
 	}
 	p.Flows = nil // over too soon to say

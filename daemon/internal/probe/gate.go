@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// Gate lets one probe through at a time, and after one leaves a pause.
+// Gate lets one probe in at a time, and keeps a pause after each.
 type Gate struct {
 	mu     sync.Mutex
-	who    string // has it, "" nobody
+	who    string // whose probe is in; "": none is
 	until  time.Time
-	over   chan struct{}   // closed when who has left
-	ending <-chan struct{} // closed when who begins to leave, which takes a moment; nil: that is not told
+	over   chan struct{}   // closed when that probe has left
+	ending <-chan struct{} // closed when it begins to leave, which takes a moment; nil: it does not say so
 	rest   Rests
 	ended  time.Time
 }
 
-// Rests are the times after a probe in which none is let through.
+// Rests are the pauses after a probe.
 type Rests struct {
-	All   time.Duration // whoever asks
-	Users time.Duration // not of a user
+	All   time.Duration // for every probe
+	Users time.Duration // for users' probes
 }
 
-// Busy is why a probe is not let through.
+// Busy says why a probe is not let in.
 type Busy struct {
 	Who  string        // "" nobody: it is too soon after the last one
 	Wait time.Duration // how long that lasts at most
@@ -31,7 +31,7 @@ type Busy struct {
 	over, ending <-chan struct{} // as Gate has them
 }
 
-// Enter lets who through, for at most life. leave says what follows; only its first call counts.
+// Enter lets a probe of who in, for at most life. leave ends it and sets the pauses after it; only its first call counts.
 func (g *Gate) Enter(who string, uid uint32, life time.Duration) (leave func(Rests), busy *Busy) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

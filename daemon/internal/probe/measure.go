@@ -41,7 +41,7 @@ const (
 	answer = 5 * time.Second
 )
 
-// PlanFor is that of a user: root measures longer.
+// PlanFor is the plan for a user. Root's is longer.
 func PlanFor(uid uint32) Plan {
 	if uid == 0 {
 		return Plan{exchanges: 500, exchanging: time.Second, flow: time.Second, bytes: math.MaxInt64}
@@ -68,7 +68,7 @@ func (e *Stopped) Error() string {
 
 func (e *Stopped) Unwrap() error { return e.Err }
 
-// Measure measures over conns, of which it uses one or all at a time. Who the ends are is left to the caller. The end of ctx is an error.
+// Measure measures over conns: one at a time, or all at once. The caller fills in what the two ends are. The end of ctx is an error.
 func Measure(ctx context.Context, conns []*Conn, plan Plan) (lease.Probe, error) {
 	p := lease.Probe{Bounded: plan.bounded}
 	defer context.AfterFunc(ctx, func() {
@@ -246,7 +246,7 @@ func (m *measuring) move(c *Conn, up bool, d time.Duration, limit int64) (p move
 	return p
 }
 
-// grown is by how much a count has grown; of the kernel's, which have 32 bits, one may have begun anew.
+// grown returns by how much a count has grown. The kernel's counts have 32 bits, and may have wrapped.
 func grown(before, after uint64) uint64 { return uint64(uint32(after - before)) }
 
 func (m *measuring) upload(c *Conn, d time.Duration, limit int64) ([]sample, uint64, error) {

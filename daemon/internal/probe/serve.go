@@ -26,15 +26,15 @@ const (
 	Connections = 4
 	// Life is the longest that a probe may take.
 	Life = 25 * time.Second
-	// gather is how long the next connection of a probe may take to come. Of a probe whose node cannot reach the data port none does.
+	// gather is how long the next connection of a probe may take to arrive. If the node cannot reach the data port, none arrives.
 	gather = 5 * time.Second
 	// rest is how long an owner takes no probe after one whose connections have come: relays of encrypted ones are processes.
 	rest = time.Second
-	// Share is how many times as long as a user's probe has moved bytes none of a user may, so that users' probes have a tenth of a link's
-	// time; leastRest is the shortest.
+	// After a user's probe, users' probes pause for Share times as long as that probe moved bytes, and for leastRest at least. So users'
+	// probes take at most a tenth of a link's time.
 	Share     = 9
 	leastRest = 5 * time.Second
-	// patience is how long one that comes too soon is kept waiting instead of refused.
+	// patience is how long a probe that comes too soon waits instead of being refused.
 	patience = 3 * time.Second
 	// userBytes are those of one flow of a user's probe, and flows how many there are: 1 connection and Connections, both ways.
 	userBytes = 32 << 20
@@ -45,14 +45,14 @@ const (
 	maxSmall = 10_000
 )
 
-// Admission decides at an owner whose probe is let in.
+// Admission decides which probes an owner lets in.
 type Admission struct {
 	Gate
 	Owner string
 	Log   *slog.Logger
 }
 
-// NewAdmission makes the one of an owner.
+// NewAdmission makes an owner's Admission.
 func NewAdmission(owner string, log *slog.Logger) *Admission {
 	return &Admission{Owner: owner, Log: log}
 }
@@ -68,12 +68,12 @@ func Check(r lease.ProbeRequest) error {
 	return nil
 }
 
-// Await waits, until ctx ends, for what is about to be out of the way: Begin need not refuse then.
+// Await waits, until ctx ends, for a probe or a pause that is about to end, so that Begin need not refuse.
 func (a *Admission) Await(ctx context.Context, host string, uid uint32) {
 	a.Gate.Await(ctx, host, uid, patience)
 }
 
-// Begin lets a probe of host in, or refuses it with who is in its way. The end of ctx ends the probe.
+// Begin lets a probe of host in, or refuses it and names the probe in its way. The end of ctx ends the probe.
 func (a *Admission) Begin(ctx context.Context, host string, r lease.ProbeRequest) (*Slot, error) {
 	if err := Check(r); err != nil {
 		return nil, err

@@ -185,9 +185,7 @@ func (o *OwnerClient) Drain(ctx context.Context, _ string, d lease.DrainOrder) (
 
 // Offer implements lease.Owner.
 func (o *OwnerClient) Offer(ctx context.Context, _ string, q lease.SessionRequest) (lease.Offer, error) {
-	r, err := o.c.Offer(tagged(ctx, o.version), &pb.OfferRequest{
-		Lease: text(q.Lease), Kind: q.Kind, Pid: q.PID, Uid: q.UID, Program: []byte(q.Program), Encrypt: q.Encrypt, CertHash: q.CertHash,
-	})
+	r, err := o.c.Offer(tagged(ctx, o.version), toSessionRequest(q))
 	if err != nil {
 		return lease.Offer{}, o.fail(err)
 	}

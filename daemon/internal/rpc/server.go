@@ -215,10 +215,7 @@ func (s *ownerServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.OfferR
 	if n := len(r.GetProgram()); n > maxProgram {
 		return nil, toGRPC(lease.Errorf(lease.Invalid, "program name of %d bytes: at most %d", n, maxProgram))
 	}
-	o, err := s.owner.Offer(ctx, host, lease.SessionRequest{
-		Lease: r.GetLease(), Kind: r.GetKind(), PID: r.GetPid(), UID: r.GetUid(),
-		Program: string(r.GetProgram()), Encrypt: r.GetEncrypt(), CertHash: r.GetCertHash(),
-	})
+	o, err := s.owner.Offer(ctx, host, fromSessionRequest(r))
 	if err != nil {
 		return nil, toGRPC(err)
 	}

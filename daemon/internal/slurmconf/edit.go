@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// Editing slurm.conf for a site. Every line that is changed keeps, in a comment above it, what it was, and a checksum of what it
-// was made; lines that are added are between two comments, the first of which has their checksum. So Remove gives the lines that were there before Add, whatever else
-// has been changed meanwhile, and Add after a change of the pools begins with Remove.
+// Editing slurm.conf for a site. A comment above every changed line has the old line, and a checksum of the new one. Added lines are
+// between two comments, the first of which has their checksum. So Remove restores the lines from before Add, whatever else
+// was changed since, and Add after a change of the pools begins with Remove.
 
 const (
 	wasMark   = "#sluice-was "
@@ -28,8 +28,8 @@ var (
 
 func sum(line string) string { return fmt.Sprintf("%08x", crc32.ChecksumIEEE([]byte(line))) }
 
-// Remove is a configuration file of Slurm's without what Add, or AddInclude, put into it. It is an error if a line that Add changed
-// or added was changed again: what the site has written there would be lost.
+// Remove returns a configuration file of Slurm's without what Add, or AddInclude, put into it. It is an error if a line that Add changed
+// or added was changed again: the site's own text would be lost.
 func Remove(path string, text []byte) ([]byte, error) {
 	if text == nil {
 		return nil, nil
@@ -66,7 +66,7 @@ func Remove(path string, text []byte) ([]byte, error) {
 	return []byte(out.String()), nil
 }
 
-// AddInclude is a plugstack.conf that includes its directory.
+// AddInclude returns a plugstack.conf that includes its directory.
 func AddInclude(path string, text []byte) []byte {
 	return block(text, []string{"include " + path + ".d/*.conf"})
 }
@@ -83,9 +83,9 @@ func block(text []byte, lines []string) []byte {
 	return append(out, (fmt.Sprintf(beginMark, sum(added)) + "\n" + added + endMark + "\n")...)
 }
 
-// Add is slurm.conf, which lies at path, with what the pools need: the lines of Conf, merged with those that are there. nodes are
-// the NodeNames, as they are written in the file, of the nodes whose jobs may ask; none means all. What cannot be merged is an
-// error that says what to do by hand.
+// Add returns slurm.conf, which lies at path, with what the pools need: the lines of Conf, merged with those of the file. nodes are
+// the NodeNames, as the file spells them, of the nodes whose jobs may ask; none means all. If something cannot be merged, the
+// error says what to do by hand.
 func (t Table) Add(path string, text []byte, nodes []string) ([]byte, error) {
 	text, err := Remove(path, text)
 	if err != nil {

@@ -13,11 +13,11 @@ const (
 	Repair
 )
 
-// catalogue has the Xids that are not Program. Source: NVIDIA's "Xid Errors", its catalogue of Xids
-// (docs.nvidia.com/deploy/xid-errors). Repair are those whose immediate action there is to reset the GPU or to restart the machine, or that have a
-// procedure for hardware of their own (48, 74). Not 46 and 109, although their action is a reset: a kernel that does not end
-// may cause them. Watch are faults of hardware after which the program is started again (94), or nothing is done (63, 92). If a row
-// waits to be remapped after a 63, NVML says so.
+// catalogue has the Xids of other classes than Program. Source: NVIDIA's "Xid Errors", its catalogue of Xids
+// (docs.nvidia.com/deploy/xid-errors). Class Repair has those whose immediate action there is to reset the GPU or to restart the machine, and
+// those with a hardware procedure of their own (48, 74). It does not have 46 and 109, although their action is a reset: a kernel that
+// does not end may cause them. Class Watch has hardware faults after which the program is restarted (94) or nothing is done (63, 92).
+// If a row is to be remapped after a 63, NVML says so.
 var catalogue = map[int]struct {
 	class Class
 	what  string

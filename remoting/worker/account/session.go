@@ -66,8 +66,8 @@ type Session struct {
 	mu     sync.Mutex // over the owner's threads; byte 0 is over processes
 	closed bool
 
-	// over the reason, what is lent and borrowed and, with mu, over closing: whoever holds mu may wait for another
-	// process, and nobody who leaves may wait for that.
+	// end guards the reason, what is lent and borrowed and, with mu, closing. A holder of mu may be waiting for another
+	// process, and a session that ends must not wait for that.
 	end sync.Mutex
 }
 

@@ -27,7 +27,7 @@ type Config struct {
 	// the site's limit, or because it and the lease's other sessions have taken too much. It may be
 	// called on any thread, while a lock of the gate is held.
 	Overran func(late, owes, limit time.Duration)
-	// Tell is told of the begin and of the end of each phase, by any thread, while a lock of the gate is held. nil: nobody is.
+	// Tell, if set, is called at the beginning and at the end of each phase, on any thread, while a lock of the gate is held.
 	Tell func(device int, p Phase, begins bool)
 }
 

@@ -39,8 +39,8 @@ type span struct{ at, n int64 }
 
 func (a span) end() int64 { return a.at + a.n }
 
-// uploads is the part of the file that uploads are in. The byte behind it is the gate: whoever adds
-// an upload has a lock on it meanwhile.
+// uploads is the part of the file that uploads are in. The byte behind it is the gate: a process holds
+// a lock on it while it adds an upload.
 const uploads = 1 << 62
 
 // gate is the byte behind the uploads.
@@ -50,8 +50,8 @@ var gate = span{uploads, 1}
 // processors set it.
 var gateTime = 200 * time.Millisecond
 
-// gateRest is how long no image waits for the gate after one has waited in vain: who holds it was stopped,
-// or means harm.
+// gateRest is how long no image waits for the gate after one has waited in vain: the process that holds it was
+// stopped, or means harm.
 const gateRest = 10 * time.Second
 
 // errFull says that an upload does not fit into the room.

@@ -2,10 +2,10 @@ package trace
 
 // Work on the GPU, and when it began and ended.
 //
-// The times are those of events around the work. Events know only how much later one was reached than another, so each context
-// has a base: an event in a stream that nothing else uses, reached at once, whose time on the trace's clock is known to within what
-// it took to make and see it. Elapsed times are floats in milliseconds, so a base is made anew every second. A new one that was seen
-// late, because the GPU was not at hand, takes its time from the one before it.
+// The times are those of events around the work. CUDA tells only the time between two events, so each context has a base: an
+// event in a stream that nothing else uses, which completes at once. Its time on the trace's clock is known as exactly as it took to
+// record it and see it complete. Elapsed times are floats in milliseconds, so there is a new base every second. If the GPU was busy
+// and a base was seen late, its time is computed from the base before it.
 
 import (
 	"maps"

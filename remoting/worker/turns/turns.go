@@ -11,11 +11,11 @@
 //	             whether it works in a turn
 //
 // There are no locks. The token changes by compare-and-swap, and every other word is written
-// whole. No counter is incremented by one process and decremented by another: who wants the
-// token, who works and who is there at all follows from the member records, and whoever finds
-// the record of a dead process frees it. The process that lets go of the token, finds it
-// unused or takes it from a tenant that overstays decides who is next (pick.go). So neither
-// the owner nor any one session is needed for the others to go on.
+// whole. No counter is incremented by one process and decremented by another: the member records
+// say which sessions exist, work and want the token, and any session that finds the record
+// of a dead process frees it. A process that passes the token on, finds it unused, or takes it
+// from a tenant that overstays its turn decides whose turn is next (pick.go). So neither the
+// owner nor any one session is needed for the others to go on.
 package turns
 
 import (

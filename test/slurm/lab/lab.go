@@ -3,6 +3,8 @@
 //
 // Each node has mount, UTS and PID namespaces of its own: its own host name, /etc, /run, /var, its programs at
 // their usual places, its own end. All share the machine's network and talk over 127.0.0.1. It needs root.
+//
+// Package daemon/test/cluster/node says why it makes nodes in another way.
 package lab
 
 import (

@@ -322,21 +322,26 @@ func (n *Node) Kill(name string) error { return n.end(name, syscall.SIGKILL) }
 // Stop ends all processes of that name by SIGTERM and waits until they are gone.
 func (n *Node) Stop(name string) error { return n.end(name, syscall.SIGTERM) }
 
+// again is when a process that does not end gets another signal.
+const again = 5 * time.Second
+
 func (n *Node) end(name string, sig syscall.Signal) error {
+	told := map[int]time.Time{}
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		// Again at each look: between fork and exec a child goes by its parent's name.
-		k := 0
-		if sig == syscall.SIGKILL {
-			k = n.Signal(name, sig)
-		} else if k = len(n.PIDs(name)); sig != 0 {
-			n.Signal(name, sig)
-			sig = 0
+		// Again at each look: between fork and exec a child goes by its parent's name. A slurmctld that executes itself again (scontrol
+		// reconfigure) has a child that takes its place, and either may lose a signal that comes at that moment.
+		pids := n.PIDs(name)
+		for _, p := range pids {
+			if sig == syscall.SIGKILL || time.Since(told[p]) > again {
+				_ = syscall.Kill(p, sig)
+				told[p] = time.Now()
+			}
 		}
-		if k == 0 {
+		if len(pids) == 0 {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("lab: node %s: %d processes %s do not end", n.Name, k, name)
+			return fmt.Errorf("lab: node %s: %d processes %s do not end", n.Name, len(pids), name)
 		}
 	}
 }

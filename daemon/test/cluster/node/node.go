@@ -1,6 +1,11 @@
 // Package node makes machines out of namespaces: each node has its own processes, mounts, network and
 // host name, and all nodes of a network hang on one bridge. Nothing of it is left when the process that
 // made it ends, in whatever way. It needs root.
+//
+// Package test/slurm/lab makes nodes of namespaces too, and cannot be replaced by this one, nor the other way round. Tests here cut, slow
+// and flood the network of single nodes, so each node has its own. A cluster of the lab outlives the process that made it, so that
+// people can try things in it, and its nodes share the machine's network, through which Slurm's daemons, its database and srun find
+// each other by the addresses in slurm.conf. What both write, the configuration of sluiced, is in package site.
 package node
 
 import (

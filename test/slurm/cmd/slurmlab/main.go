@@ -24,7 +24,7 @@ func main() {
 	lab.Main()
 	if err := run(os.Args[1:]); err != nil {
 		var exit *exec.ExitError
-		if os.Args[1] == "run" && errors.As(err, &exit) {
+		if len(os.Args) > 1 && os.Args[1] == "run" && errors.As(err, &exit) {
 			os.Exit(exit.ExitCode())
 		}
 		fmt.Fprintln(os.Stderr, "slurmlab:", err)
