@@ -66,7 +66,6 @@ struct sl_bulk *sl_bulk_new(struct sl_peer *t);
 void sl_bulk_free(struct sl_bulk *b);
 
 /*
-/*
  * Whether a large copy can go by bulk connections. Asks the worker for the key, and starts connections if there are none. Does not
  * wait for a connection.
  */

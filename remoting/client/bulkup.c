@@ -1,12 +1,12 @@
 /*
- * Copies to the device by bulk connections. A thread of the program's, or the one for copies in the background (background.h), makes a job and waits for it; one job of a session at a time. The
- * threads of connections take parts of it and send them, at most UNANSWERED before the first of them is answered. The
- * program's thread sends a frame for each part, once it knows what became of the part: COPY_IN_BULK if the worker has answered it, the
- * bytes themselves if its connection has failed. So the frames carry that thread's context, and it knows which frame is the last. While no
- * connection is up, it sends all bytes in frames.
+ * Copies to the device by bulk connections. The caller makes a job and waits for it; one job of a session at a time. It is a thread of the
+ * program's, or the one for copies in the background (background.h). The threads of connections take parts of the job and send them, at
+ * most UNANSWERED before the first of them is answered. The caller sends a frame for each part, once it knows what became of the part:
+ * COPY_IN_BULK if the worker has answered it, the bytes themselves if its connection has failed. So it knows which frame is the last.
+ * While no connection is up, it sends all bytes in frames.
  *
  * The threads of connections touch the source in system calls only. If its memory is protected, the connection ends, and the
- * program's thread sends the bytes as it does without a connection. The job is on the program's stack. It ends when no thread has a part of it.
+ * caller sends the bytes as it does without a connection. The job is on the caller's stack. It ends when no thread has a part of it.
  */
 #include "bulk.h"
 #include "ctx.h"
@@ -186,7 +186,7 @@ bool sl_bulk_send(struct sl_bulk_line *l)
 	return good;
 }
 
-/* ---- the program's thread ---- */
+/* ---- the caller ---- */
 
 /*
  * Parts whose frames can be sent, or none. While no connection takes parts, the caller's thread takes the next one. *all: there will be no
