@@ -186,10 +186,13 @@ func (o *OwnerClient) Drain(ctx context.Context, _ string, d lease.DrainOrder) (
 // Offer implements lease.Owner.
 func (o *OwnerClient) Offer(ctx context.Context, _ string, q lease.SessionRequest) (lease.Offer, error) {
 	r, err := o.c.Offer(tagged(ctx, o.version), &pb.OfferRequest{
-		Lease: text(q.Lease), Kind: q.Kind, Pid: q.PID, Uid: q.UID, Program: []byte(q.Program), Encrypt: q.Encrypt, CertHash: q.CertHash,
+		Lease: text(q.Lease), Kind: q.Kind, Pid: q.PID, Uid: q.UID, Program: []byte(q.Program), Encrypt: q.Encrypt, CertHash: q.CertHash, Part: toPart(q.Part),
 	})
 	if err != nil {
 		return lease.Offer{}, o.fail(err)
+	}
+	if q.Part != nil && !r.GetPart() {
+		return lease.Offer{}, lease.Errorf(lease.WrongPeer, "owner %s is of a release that gives no step a part of its job's fraction; start the step without --gres, or upgrade %s", o.name, o.name)
 	}
 	return fromOffer(r)
 }

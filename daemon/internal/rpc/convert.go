@@ -241,15 +241,29 @@ func fromCounts(c *pb.Counts) lease.Counts {
 func toSession(s lease.Session) *pb.Session {
 	return &pb.Session{
 		Id: text(s.ID), Lease: text(s.Lease), Worker: toProcess(s.Worker), ClientPid: s.Client, Program: []byte(s.Program),
-		Kind: s.Kind, Started: toTime(s.Started), Use: each(s.Use, toUse), Counts: toCounts(s.Counts), Link: toLink(s.Link),
+		Kind: s.Kind, Started: toTime(s.Started), Use: each(s.Use, toUse), Counts: toCounts(s.Counts), Link: toLink(s.Link), Part: toPart(s.Part),
 	}
 }
 
 func fromSession(s *pb.Session) lease.Session {
 	return lease.Session{
 		ID: s.GetId(), Lease: s.GetLease(), Worker: fromProcess(s.GetWorker()), Client: s.GetClientPid(), Program: string(s.GetProgram()),
-		Kind: s.GetKind(), Started: fromTime(s.GetStarted()), Use: each(s.GetUse(), fromUse), Counts: fromCounts(s.GetCounts()), Link: fromLink(s.GetLink()),
+		Kind: s.GetKind(), Started: fromTime(s.GetStarted()), Use: each(s.GetUse(), fromUse), Counts: fromCounts(s.GetCounts()), Link: fromLink(s.GetLink()), Part: fromPart(s.GetPart()),
 	}
+}
+
+func toPart(p *lease.Part) *pb.Part {
+	if p == nil {
+		return nil
+	}
+	return &pb.Part{Step: p.Step, Percent: p.Percent, Mem: p.Mem}
+}
+
+func fromPart(p *pb.Part) *lease.Part {
+	if p == nil {
+		return nil
+	}
+	return &lease.Part{Step: p.GetStep(), Percent: p.GetPercent(), Mem: p.GetMem()}
 }
 
 func toLink(l lease.Link) *pb.Link {

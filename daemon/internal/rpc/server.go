@@ -217,12 +217,14 @@ func (s *ownerServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.OfferR
 	}
 	o, err := s.owner.Offer(ctx, host, lease.SessionRequest{
 		Lease: r.GetLease(), Kind: r.GetKind(), PID: r.GetPid(), UID: r.GetUid(),
-		Program: string(r.GetProgram()), Encrypt: r.GetEncrypt(), CertHash: r.GetCertHash(),
+		Program: string(r.GetProgram()), Encrypt: r.GetEncrypt(), CertHash: r.GetCertHash(), Part: fromPart(r.GetPart()),
 	})
 	if err != nil {
 		return nil, toGRPC(err)
 	}
-	return toOffer(o), nil
+	offer := toOffer(o)
+	offer.Part = r.GetPart() != nil
+	return offer, nil
 }
 
 func (s *ownerServer) Gone(ctx context.Context, r *pb.GoneRequest) (*pb.GoneReply, error) {

@@ -348,6 +348,32 @@ func parseJob(id, text string) (Job, error) {
 	return j, nil
 }
 
+// parseStep reads scontrol's answer about one step, a line of KEY=VALUE. The step's name, which its user chooses, may have anything in it but
+// stands before what is read here: the last word of a key counts.
+func parseStep(id, text string) (Step, error) {
+	line := strings.TrimSpace(text)
+	if !strings.HasPrefix(line, "StepId="+id+" ") || strings.Contains(line, "\n") {
+		return Step{}, fmt.Errorf("scontrol show step %s: %.60q", id, line)
+	}
+	var s Step
+	var err error
+	keys := map[string]string{}
+	for _, w := range strings.Fields(line) {
+		if k, v, ok := strings.Cut(w, "="); ok {
+			keys[k] = v
+		}
+	}
+	if s.Gres, err = ParseGres(keys["TresPerNode"]); err != nil {
+		return Step{}, fmt.Errorf("scontrol show step %s: %w", id, err)
+	}
+	for _, k := range []string{"TresPerStep", "TresPerSocket", "TresPerTask"} {
+		if v := keys[k]; !none(v) {
+			s.Others = append(s.Others, v)
+		}
+	}
+	return s, nil
+}
+
 // taskFields are those of taskFormat.
 const taskFields = 3
 
