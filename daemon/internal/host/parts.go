@@ -83,12 +83,12 @@ func fits(l *lease.Lease, part lease.Part, others []lease.Part) error {
 	if int64(part.Percent) <= left && int64(part.Mem) <= mem {
 		return nil
 	}
-	beside := "it is all that the job has"
+	beside := ""
 	if len(names) > 0 {
-		beside = "other steps have parts of it: " + strings.Join(names, "; ")
+		beside = " beside other steps (" + strings.Join(names, "; ") + ")"
 	}
-	return lease.Errorf(lease.NoRoom, "%v of the job's fraction are asked for, and %d%%, %d MiB of its %d%%, %d MiB on this node are left: %s. Start the step with less, --gres=%s:N --rgpu-mem=SIZE, or when another has ended",
-		part, max(left, 0), max(mem, 0)>>20, g.Percent, g.Mem>>20, beside, form.Gres)
+	return lease.Errorf(lease.NoRoom, "step %d asks for %d%% and %d MiB, and of its job's %d%% and %d MiB on this node %d%% and %d MiB are left%s; start it with less, --gres=%s:N --rgpu-mem=SIZE, or when another step has ended",
+		part.Step, part.Percent, part.Mem>>20, g.Percent, g.Mem>>20, max(left, 0), max(mem, 0)>>20, beside, form.Gres)
 }
 
 // partOf returns the part that a session is to have, nil for all of the lease. It is an error if the session's step may have nothing.

@@ -29,7 +29,7 @@ func TestParts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := give(3, 1, lease.Granule); lease.CodeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "0%,") || !strings.Contains(err.Error(), "step 0: 10%") {
+	if err := give(3, 1, lease.Granule); lease.CodeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "0% and") || !strings.Contains(err.Error(), "step 0: 10%") {
 		t.Errorf("more than there is: %v", err)
 	}
 	steps[1] = false

@@ -59,6 +59,19 @@ func (p *Pool) weights(id string) map[string]turns.Policy {
 	return all
 }
 
+// members are how many sessions take turns as a lease and as its parts on GPU 0, by part.
+func (p *Pool) members(id string) map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := map[string]int{}
+	for _, c := range p.schedules[simUUID(0)].Read() {
+		if c.Lease == id {
+			all[c.Part] = c.Members
+		}
+	}
+	return all
+}
+
 // Steps with a part of the job's fraction: each has its memory and its share of time, whatever the others do, and all together what the lease
 // has; also when the daemon is replaced, and when the lease's share is changed.
 func TestParts(t *testing.T) {
@@ -90,6 +103,9 @@ func TestParts(t *testing.T) {
 		t.Errorf("%+v", live)
 	}
 	want(p, map[string]uint32{"": 4000, "3": 1000})
+	if n := p.members(l.ID); n["3"] != 1 || n[""] != 0 {
+		t.Errorf("members: %v", n)
+	}
 	if all := p.Shares(l.ID); len(all) != 1 || all[0].Due != 5000 {
 		t.Errorf("%+v", all)
 	}
