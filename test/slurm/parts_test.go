@@ -106,6 +106,8 @@ srun -n1 --overlap --gres=rgpu:10 --export=NONE `+memcheck+` 818; echo without e
 	s.until(waitLong, "the script has tried", func() error { _, err := os.Stat(at("parts.told")); return err })
 	s.must(os.WriteFile(at("parts.go"), nil, 0o644))
 	out := s.done(job)
+	// The last task of an array has the array's number, by which Slurm's commands mean all of its tasks.
+	array := s.sbatch("srun -n1 --gres=rgpu:10 "+memcheck+" 818", "-a0-1", "--gres=rgpu:20", "-w", n.Name)
 	for _, f := range []string{"parts.go", "parts.more", "parts.told"} {
 		_ = os.Remove(at(f))
 	}
@@ -121,6 +123,9 @@ srun -n1 --overlap --gres=rgpu:10 --export=NONE `+memcheck+` 818; echo without e
 		if matches(second, "(?m)^"+what+": 0$") != times {
 			t.Errorf("%s:\n%s", what, second)
 		}
+	}
+	for _, task := range []string{array + "_0", array + "_1"} {
+		s.wait(task, "COMPLETED")
 	}
 	contains(t, second, "task 0\n", "task 1\n", "give --gres=rgpu:N too")
 	if t.Failed() {

@@ -188,17 +188,21 @@ func (c *Commands) Job(ctx context.Context, id string) (Job, error) {
 
 // Step implements Controller.
 func (c *Commands) Step(ctx context.Context, job, step string) (Step, error) {
-	if _, ok := form.Number(step); !ok || !form.IsJobID(job) {
+	if _, ok := form.Number(step); !ok {
 		return Step{}, fmt.Errorf("%q is not a step", job+"."+step)
 	}
-	out, err := c.run(ctx, "scontrol", "--local", "--oneliner", "show", "step", job+"."+step)
+	name, err := c.task(ctx, job)
+	if err != nil {
+		return Step{}, err
+	}
+	out, err := c.run(ctx, "scontrol", "--local", "--oneliner", "show", "step", name+"."+step)
 	if said(err, "invalid job id", "not found") {
 		return Step{}, fmt.Errorf("step %s.%s: %w", job, step, ErrGone)
 	}
 	if err != nil {
 		return Step{}, err
 	}
-	return parseStep(job+"."+step, out)
+	return parseStep(name+"."+step, out)
 }
 
 // Jobs implements Controller.

@@ -348,17 +348,17 @@ func parseJob(id, text string) (Job, error) {
 	return j, nil
 }
 
-// parseStep reads scontrol's answer about one step, a line of KEY=VALUE. The step's name, which its user chooses, may have anything in it but
-// stands before what is read here: the last word of a key counts.
+// parseStep reads scontrol's answer about one step, a line of KEY=VALUE. The step's name, which its user chooses, may have anything in it. The
+// network stands behind it, and before what is read here.
 func parseStep(id, text string) (Step, error) {
 	line := strings.TrimSpace(text)
-	if !strings.HasPrefix(line, "StepId="+id+" ") || strings.Contains(line, "\n") {
+	if !strings.HasPrefix(line, "StepId=") || strings.Contains(line, "\n") {
 		return Step{}, fmt.Errorf("scontrol show step %s: %.60q", id, line)
 	}
 	var s Step
 	var err error
 	keys := map[string]string{}
-	for _, w := range strings.Fields(line) {
+	for _, w := range strings.Fields(line[max(strings.LastIndex(line, " Network="), 0):]) {
 		if k, v, ok := strings.Cut(w, "="); ok {
 			keys[k] = v
 		}
