@@ -30,6 +30,13 @@ func (h *Host) GivePart(key lease.Key, part lease.Part, here func(step uint32) b
 
 // DropParts drops the parts of steps that here does not know.
 func (h *Host) DropParts(key lease.Key, here func(step uint32) bool) error {
+	h.mu.Lock()
+	hd := h.keys[nameOf(h.full(key))]
+	none := hd == nil || len(hd.rec.Parts) == 0
+	h.mu.Unlock()
+	if none { // as a rule: the lease's release is not waited for
+		return nil
+	}
 	return h.changeParts(key, func(_ *lease.Lease, parts []lease.Part) ([]lease.Part, error) {
 		return slices.DeleteFunc(parts, func(p lease.Part) bool { return !here(p.Step) }), nil
 	})

@@ -25,6 +25,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
@@ -91,6 +92,8 @@ type Service struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 	ask  chan struct{} // bounds questions to slurmctld that anybody may cause
+
+	sees atomic.Bool // the kernel shows which step a process belongs to; a change of that takes a restart of slurmd without jobs
 
 	mu    sync.Mutex
 	jobs  map[string]*entry

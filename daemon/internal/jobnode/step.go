@@ -114,6 +114,9 @@ func asksByGres(j slurm.Job) bool {
 
 // canSee refuses a part where the kernel does not show which step a process belongs to.
 func (s *Service) canSee(ctx context.Context, step uint32) error {
+	if s.sees.Load() {
+		return nil
+	}
 	conf, err := s.cfg.Slurm.Config(ctx)
 	if err != nil {
 		return fmt.Errorf("whether step %d can be given a part of its job's fraction is not known: %w", step, err)
@@ -121,6 +124,7 @@ func (s *Service) canSee(ctx context.Context, step uint32) error {
 	if t := conf["ProctrackType"]; t != "proctrack/cgroup" {
 		return lease.Errorf(lease.Invalid, "step %d asks for a part of its job's fraction, and with ProctrackType=%s nobody can see which processes are the step's; start it without --gres", step, form.Name(t))
 	}
+	s.sees.Store(true)
 	return nil
 }
 

@@ -97,6 +97,7 @@ func TestStep(t *testing.T) {
 		t.Errorf("a step that slurmctld does not know: %v", err)
 	}
 	r.Slurm.Conf["ProctrackType"] = "proctrack/linuxproc"
+	r.restart("boot-1")
 	if _, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: "0", Own: true}); lease.CodeOf(err) != lease.Invalid || !strings.Contains(err.Error(), "ProctrackType=proctrack/linuxproc") {
 		t.Errorf("without control groups: %v", err)
 	}

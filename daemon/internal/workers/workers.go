@@ -420,11 +420,11 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	}
 	// If the call is cancelled, or the lease is ended meanwhile, the process is killed, which ends the wait.
 	stop := context.AfterFunc(ctx, func() { _ = proc.Cmd.Process.Kill() })
-	defer stop()
-	if err := proc.Await(time.Now().Add(bindTime)); err != nil {
-		if ctx.Err() != nil {
-			return errCancelled
-		}
+	err = proc.Await(time.Now().Add(bindTime))
+	if !stop() { // it is being killed, whatever it has answered
+		return errCancelled
+	}
+	if err != nil {
 		return err
 	}
 	p.mu.Lock()
