@@ -95,11 +95,11 @@ static bool absent(int err)
 	return err == ENOENT || err == ECONNREFUSED || err == ECONNRESET || err == EPIPE;
 }
 
-char *sl_ask(struct sl_answer *a, const char *socket, uint32_t job, uint32_t step, int absent_ms, int answer_ms)
+char *sl_ask(struct sl_answer *a, const char *socket, uint32_t job, uint32_t step, const char *own, int absent_ms, int answer_ms)
 {
 	int64_t start = now_ms(), deadline = start + answer_ms;
-	char line[64], *buf = malloc(ANSWER_MAX + 1);
-	int n = snprintf(line, sizeof line, "SLUICE-J 1 env %u %u\n", job, step);
+	char line[160], *buf = malloc(ANSWER_MAX + 1);
+	int n = snprintf(line, sizeof line, "SLUICE-J 1 env %u %u%.100s\n", job, step, own);
 	ssize_t got = -1;
 
 	memset(a, 0, sizeof *a);

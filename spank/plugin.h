@@ -40,6 +40,12 @@ void sl_option_register(spank_t sp);
 const char *sl_option_value(int i);
 /* Parses a value of option i; its normal form goes to out. False if it is not valid. */
 bool sl_option_parse(int i, const char *value, char out[80]);
+/*
+ * srun tells slurmstepd by this variable that the step may have a gres of its own: "gres", or "gres:SIZE" with --rgpu-mem. Slurm
+ * passes variables with this beginning in any case.
+ */
+#define SL_STEP_ENV "SLURM_RGPU_STEP"
+
 /* Passes the options on to Slurm, which shows them to Prologs and Epilogs. */
 int sl_option_send(spank_t sp);
 
@@ -78,11 +84,11 @@ char *sl_list_change(const char *item, const char *list, char separator, bool ad
 /* --- ask.c: the daemon's socket --- */
 
 /*
- * Asks for the environment of a step. absent_ms is how long to wait for a daemon that is
+ * Asks for the environment of a step. own is what follows the step's number in the request: " gres" and such, or "". absent_ms is how long to wait for a daemon that is
  * not there, answer_ms the limit for all of it. The caller frees the memory that is
  * returned.
  */
-char *sl_ask(struct sl_answer *a, const char *socket, uint32_t job, uint32_t step, int absent_ms, int answer_ms);
+char *sl_ask(struct sl_answer *a, const char *socket, uint32_t job, uint32_t step, const char *own, int absent_ms, int answer_ms);
 
 /* --- the contexts --- */
 

@@ -133,24 +133,40 @@ static void undo(spank_t sp)
 	free(r);
 }
 
+/* What the daemon is to know of the step's own gres. The variable's text may be anybody's. */
+static void own_gres(spank_t sp, uint32_t step, char own[100])
+{
+	char text[80] = "", mem[80];
+
+	own[0] = 0;
+	spank_getenv(sp, SL_STEP_ENV, text, sizeof text);
+	spank_unsetenv(sp, SL_STEP_ENV);
+	if (step == STEP_BATCH || step == STEP_INTERACTIVE || strncmp(text, "gres", 4) != 0)
+		return;
+	strcpy(own, " gres");
+	if (text[4] == ':' && sl_option_parse(SL_RGPU_MEM, text + 5, mem))
+		snprintf(own, 100, " gres mem=%s", mem);
+}
+
 int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
 {
 	uint32_t job = 0, step = 0;
 	struct sl_answer a;
 	struct sl_change c;
 	bool asked;
-	char *memory;
+	char *memory, own[100];
 
 	failure[0] = 0;
 	if (spank_get_item(sp, S_JOB_ID, &job) != ESPANK_SUCCESS || spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
 	    step == STEP_EXTERN)
 		return 0;
 	undo(sp);
-	memory = sl_ask(&a, s->socket, job, step, 0, ANSWER_MS);
+	own_gres(sp, step, own);
+	memory = sl_ask(&a, s->socket, job, step, own, 0, ANSWER_MS);
 	asked = noted(s, job);
 	if (a.kind == SL_SILENT && asked) {
 		free(memory);
-		memory = sl_ask(&a, s->socket, job, step, ABSENT_MS, ABSENT_MS + ANSWER_MS);
+		memory = sl_ask(&a, s->socket, job, step, own, ABSENT_MS, ABSENT_MS + ANSWER_MS);
 	}
 	if (a.kind == SL_ENV)
 		record(sp, &a);

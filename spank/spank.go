@@ -70,7 +70,8 @@ func Ask(socket string, job, step uint32, absentMS, answerMS int) Answer {
 	s := C.CString(socket)
 	defer C.free(unsafe.Pointer(s))
 	var a C.struct_sl_answer
-	memory := C.sl_ask(&a, s, C.uint32_t(job), C.uint32_t(step), C.int(absentMS), C.int(answerMS))
+	var none [1]C.char
+	memory := C.sl_ask(&a, s, C.uint32_t(job), C.uint32_t(step), &none[0], C.int(absentMS), C.int(answerMS))
 	defer C.free(unsafe.Pointer(memory))
 	return answer(&a)
 }

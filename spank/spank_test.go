@@ -245,9 +245,56 @@ func TestInheritedOptions(t *testing.T) {
 	if rc := p.InitPostOpt(); rc != 0 || p.Log() != "" || p.Control("RGPU_MEM") != "" {
 		t.Errorf("a step: %d, %q", rc, p.Log())
 	}
-	p.Option("rgpu-mem", "10G", false, false)
-	if rc := p.InitPostOpt(); rc != 0 || p.Control("RGPU_MEM") != "" || p.Log() != "sluice: --rgpu-mem has no effect on a step: its job has its lease already; give the option to sbatch or salloc\n" {
+	p.Option("rgpu-policy", "equal", false, false)
+	if rc := p.InitPostOpt(); rc != 0 || p.Control("RGPU_POLICY") != "" || p.Log() != "sluice: --rgpu-policy has no effect on a step: its job has its lease already; give the option to sbatch or salloc\n" {
 		t.Errorf("a step's own: %d, %q", rc, p.Log())
+	}
+}
+
+// srun tells slurmstepd that the step may have a gres of its own, and slurmstepd the daemon.
+func TestStepGres(t *testing.T) {
+	t.Setenv("SLURM_JOB_ID", "4711")
+	for _, c := range []struct{ env, mem, want string }{{"", "", ""}, {"none", "", "gres"}, {"rgpu:10", "5g", "gres:5G"}, {"", "5G", "gres:5G"}} {
+		t.Setenv("SLURM_RGPU_STEP", "gres:7G") // an outer step's
+		t.Setenv("SLURM_STEP_GRES", c.env)
+		if c.env == "" {
+			os.Unsetenv("SLURM_STEP_GRES")
+		}
+		p, _ := spank.Start(spank.Local, 0, 0, 0)
+		if c.mem != "" && p.Option("rgpu-mem", c.mem, false, false) != 0 {
+			t.Fatal(p.Log())
+		}
+		if rc := p.InitPostOpt(); rc != 0 || p.Log() != "" || p.OwnEnv("SLURM_RGPU_STEP") != c.want {
+			t.Errorf("%+v: %d, %q, %q", c, rc, p.OwnEnv("SLURM_RGPU_STEP"), p.Log())
+		}
+	}
+	asked := make(chan string, 1)
+	path := daemon(t, func(request string, c net.Conn) {
+		asked <- request
+		_, _ = io.WriteString(c, "none\n")
+	})
+	for _, c := range []struct {
+		step      uint32
+		env, want string
+	}{
+		{3, "", "SLUICE-J 1 env 4711 3\n"},
+		{3, "gres", "SLUICE-J 1 env 4711 3 gres\n"},
+		{3, "gres:5g", "SLUICE-J 1 env 4711 3 gres mem=5G\n"},
+		{3, "gres:5g\nx", "SLUICE-J 1 env 4711 3 gres\n"},
+		{3, "gres:" + strings.Repeat("9", 200), "SLUICE-J 1 env 4711 3\n"},
+		{3, "x", "SLUICE-J 1 env 4711 3\n"},
+		{batch, "gres", "SLUICE-J 1 env 4711 4294967291\n"},
+	} {
+		p, _ := spank.Start(spank.Remote, job, c.step, 0, "socket="+path)
+		if c.env != "" {
+			p.Setenv("SLURM_RGPU_STEP", c.env)
+		}
+		if rc := p.UserInit(); rc != 0 || p.Getenv("SLURM_RGPU_STEP") != "" {
+			t.Errorf("%+v: %d, %q", c, rc, p.Getenv("SLURM_RGPU_STEP"))
+		}
+		if r := <-asked; r != c.want {
+			t.Errorf("%+v: request %q", c, r)
+		}
 	}
 }
 

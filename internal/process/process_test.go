@@ -73,3 +73,20 @@ func TestSlurmJob(t *testing.T) {
 		}
 	}
 }
+
+func TestSlurmStep(t *testing.T) {
+	for path, step := range map[string]string{
+		"0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n":                     "0",
+		"4:memory:/slurm/uid_1000/job_7/step_batch\n1:name=systemd:/x\n":                    "batch",
+		"9:cpuset:/slurm_n1/uid_0/job_8\n4:freezer:/slurm_n1/uid_0/job_8/step_12/task_0\n":  "12",
+		"0::/system.slice/slurmstepd.scope/job_42/step_3+1/user/task_0\n":                   "3",
+		"0::/system.slice/slurmstepd.scope/job_42/step_3/user/slurm/job_42/step_4/task_0\n": "3",
+		"0::/system.slice/slurmstepd.scope/job_42/step_extern\n":                            "extern",
+		"4:memory:/slurm_node1/uid_0/job_8\n":                                               "",
+		"0::/user.slice/job_9/step_1/x\n":                                                   "",
+	} {
+		if got := SlurmStep([]byte(path)); got != step {
+			t.Errorf("%q: step %q, want %q", path, got, step)
+		}
+	}
+}

@@ -153,7 +153,7 @@ func receive(log *slog.Logger, cfg *SessionConfig) (*incoming, error) {
 		return nil, err
 	}
 	// The account is root's, and bind gives root up.
-	acct, err := openAccount(st, fds[1])
+	acct, err := openAccount(st, fds[1:])
 	if err == nil && st.SharedDir {
 		at := len(fds) - 2*st.Schedules() - 1
 		if st.Exchange {
@@ -179,7 +179,11 @@ func receive(log *slog.Logger, cfg *SessionConfig) (*incoming, error) {
 			log.Info("client refused", "lease", st.Lease, "reason", err)
 			return nil, nil
 		}
-		if err := cfg.giveStore(st, fds[2:]); err != nil {
+		files := fds[2:]
+		if st.Part {
+			files = files[1:]
+		}
+		if err := cfg.giveStore(st, files); err != nil {
 			return nil, err
 		}
 		acct.SetClient(account.Client{PID: st.Hello.PID, Name: st.Hello.Program}, st.Hello.Kind)
@@ -314,16 +318,24 @@ func (c *SessionConfig) giveStore(st *control.Start, fds []int) error {
 	return err
 }
 
-// openAccount opens the session's slot of its lease's account.
-func openAccount(st *control.Start, fd int) (*account.Session, error) {
-	f, err := account.FromFD(fd)
+// openAccount opens the session's slot of its lease's account, and the part of the lease that it belongs to, if it does. fds begin with theirs.
+func openAccount(st *control.Start, fds []int) (*account.Session, error) {
+	f, err := account.FromFD(fds[0])
 	if err != nil {
 		return nil, err
 	}
 	if f.Devices() != len(st.Snapshot.Devices) {
 		return nil, fmt.Errorf("account of %d devices, %d are given", f.Devices(), len(st.Snapshot.Devices))
 	}
-	return f.Session(st.Slot)
+	s, err := f.Session(st.Slot)
+	if err != nil || !st.Part {
+		return s, err
+	}
+	part, err := account.PartFromFD(fds[1])
+	if err != nil {
+		return nil, err
+	}
+	return s, s.Join(part)
 }
 
 // readHello reads the HELLO of a client that nobody has spoken with yet; h.Kind is the

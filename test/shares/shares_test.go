@@ -214,6 +214,16 @@ type tenant struct {
 // launch starts a tenant and does not wait for it.
 func (w *world) launch(sh share) *tenant {
 	w.t.Helper()
+	return w.launchBy(sh, func(program ...string) node.Command {
+		// Each its own user: there are bounds on what one user asks for at a time.
+		uid := user + int(w.names.Load())
+		return w.host.Run(uid, append([]string{"--fraction", fmt.Sprint(sh.percent), "--policy", sh.policy, "--"}, program...)...)
+	})
+}
+
+// launchBy starts a tenant by a command that runs its program.
+func (w *world) launchBy(sh share, command func(program ...string) node.Command) *tenant {
+	w.t.Helper()
 	n := &tenant{share: sh, w: w, tag: w.names.Add(1)}
 	base := filepath.Join(w.host.Node.Dir, fmt.Sprintf("tenant%d", n.tag))
 	n.out = base + ".out"
@@ -224,8 +234,7 @@ func (w *world) launch(sh share) *tenant {
 	if n.in, err = os.OpenFile(base+".in", os.O_RDWR, 0); err != nil {
 		w.t.Fatal(err)
 	}
-	// Each its own user: there are bounds on what one user asks for at a time.
-	c := w.host.Run(user+int(n.tag), "--fraction", fmt.Sprint(sh.percent), "--policy", sh.policy, "--", w.s.Opt("tenant"), sh.load, fmt.Sprint(n.tag))
+	c := command(w.s.Opt("tenant"), sh.load, fmt.Sprint(n.tag))
 	c.Stdin, c.Stdout, c.Stderr = base+".in", n.out, n.out
 	if n.proc, err = w.host.Node.Start(c); err != nil {
 		w.t.Fatal(err)
@@ -241,11 +250,17 @@ func (w *world) start(shares ...share) []*tenant {
 		all = append(all, w.launch(sh))
 	}
 	for _, n := range all {
-		n.expect("ready", 1)
-		line := strings.Split(n.said(), "\n")[0]
-		n.lease = filepath.Base(filepath.Dir(strings.TrimPrefix(line, "lease ")))
+		n.begun()
 	}
 	return all
+}
+
+// begun waits until the tenant works.
+func (n *tenant) begun() {
+	n.w.t.Helper()
+	n.expect("ready", 1)
+	line := strings.Split(n.said(), "\n")[0]
+	n.lease = filepath.Base(filepath.Dir(strings.TrimPrefix(line, "lease ")))
 }
 
 func (n *tenant) said() string {

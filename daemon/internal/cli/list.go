@@ -61,7 +61,7 @@ long no program has had work for the GPU, from a minute on.`,
 			for _, l := range ls {
 				for _, s := range l.Sessions {
 					used, peak := total(s.Use)
-					rows = append(rows, []string{short(s.ID), short(l.ID), strconv.FormatUint(uint64(s.Client), 10), s.Program,
+					rows = append(rows, []string{short(s.ID), short(l.ID), strconv.FormatUint(uint64(s.Client), 10), s.Program, partText(s.Part),
 						bytesText(used), bytesText(peak), strconv.FormatUint(s.Counts.Calls, 10), strconv.FormatUint(s.Counts.Waits, 10),
 						bytesText(s.Counts.BytesIn), bytesText(s.Counts.BytesOut), strconv.FormatUint(s.Counts.Errors, 10),
 						strconv.FormatUint(s.Counts.Cuts, 10), jobreport.Duration(s.Counts.CutTime), since(now, s.Started)})
@@ -70,13 +70,21 @@ long no program has had work for the GPU, from a minute on.`,
 			if _, err := fmt.Fprintln(w); err != nil {
 				return err
 			}
-			return table(w, "SESSION LEASE PID PROGRAM USED PEAK CALLS WAITS IN OUT ERRORS CUTS CUT_TIME AGE", rows)
+			return table(w, "SESSION LEASE PID PROGRAM PART USED PEAK CALLS WAITS IN OUT ERRORS CUTS CUT_TIME AGE", rows)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all fields as JSON; sizes in bytes, times in RFC 3339")
 	cmd.Flags().BoolVar(&sessions, "sessions", false, "list the sessions too")
 	socketFlag(cmd, &socket)
 	return cmd
+}
+
+// partText is what a session's step may have of the lease, where that is not all.
+func partText(p *lease.Part) string {
+	if p == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%d%%+%s", p.Percent, bytesText(p.Mem))
 }
 
 // idleText is for how long a lease has had no work, if that is longer than a program pauses.

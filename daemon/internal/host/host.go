@@ -15,6 +15,7 @@ package host
 //	watch.go    in large pools it knows which owners that concerns, by overview.go
 //	release.go  lease -> its owners, as often as it takes
 //	keep.go     renewals, holders, life times, owners that come back
+//	parts.go    what a step of the job may have of the lease
 //	socket.go   a client process that package leasesock has let in -> owner -> its connected socket
 //
 // What must survive a crash is in the ledger: a record for every lease from
@@ -171,6 +172,8 @@ type record struct {
 	Pending []string          `json:"pending,omitempty"`
 	Reason  string            `json:"reason,omitempty"`
 	Over    bool              `json:"over,omitempty"` // the key has ended with it
+	// Parts are what steps of the job may have of the lease that have asked for less. One with 0 percent may have nothing. It is replaced as a whole.
+	Parts []lease.Part `json:"parts,omitempty"`
 }
 
 // held is a record and what belongs to it in this process.

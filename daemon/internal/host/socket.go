@@ -118,6 +118,9 @@ func (h *Host) session(ctx context.Context, owner string, r lease.SessionRequest
 			}
 		}()
 	}
+	if r.Part, err = h.partOf(&r); err != nil {
+		return nil, false, err
+	}
 	p, err := h.peer(owner, "")
 	if err != nil {
 		return nil, false, err

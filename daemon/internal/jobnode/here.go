@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/internal/form"
 )
@@ -14,6 +15,9 @@ import (
 // externStep is the step that holds a job's place on a node for as long as it lasts, with
 // PrologFlags=Contain.
 const externStep = "4294967292"
+
+// firstSpecialStep is the first of the numbers by which Slurm means no step that srun has started, but the batch script and such.
+const firstSpecialStep = 0xfffffff0
 
 // Run looks at intervals which jobs are on this node, until ctx ends. slurmd keeps a socket
 // for each step in its spool directory, so slurmctld need not be asked. A job is over only if
@@ -49,12 +53,13 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 		return
 	}
 	s.cfg.State.Found("steps", "", "", "")
-	var over []string
+	var over, live []string
 	s.mu.Lock()
 	for job, e := range s.jobs {
 		if !e.note.Asks || e.wait != nil {
 			continue
 		}
+		live = append(live, job)
 		here := steps[job]
 		switch {
 		case here.extern:
@@ -68,6 +73,11 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 		}
 	}
 	s.mu.Unlock()
+	for _, job := range live {
+		if err := s.cfg.Host.DropParts(s.key(job), steps[job].has); err != nil && lease.CodeOf(err) != lease.Over {
+			s.log.Warn("parts of steps that have ended", "job", job, "error", err)
+		}
+	}
 	for _, job := range over {
 		s.log.Warn("job has left this node without its Epilog", "job", job)
 		s.forget(job)
@@ -78,7 +88,13 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 }
 
 // stepsOf says which steps of a job are here.
-type stepsOf struct{ any, extern bool }
+type stepsOf struct {
+	any, extern bool
+	numbers     map[uint32]bool // of the steps that srun has started
+}
+
+// has says whether a step that srun has started is here.
+func (o stepsOf) has(step uint32) bool { return o.numbers[step] }
 
 // steps returns the jobs that have a step on this node.
 func (s *Service) steps(ctx context.Context) (map[string]stepsOf, error) {
@@ -108,6 +124,13 @@ func (s *Service) steps(ctx context.Context) (map[string]stepsOf, error) {
 		o := out[job]
 		o.any = true
 		o.extern = o.extern || strings.HasPrefix(step, externStep)
+		step, _, _ = strings.Cut(step, ".") // a component of a heterogeneous step
+		if n, ok := form.Number(step); ok && n < firstSpecialStep {
+			if o.numbers == nil {
+				o.numbers = map[uint32]bool{}
+			}
+			o.numbers[n] = true
+		}
 		out[job] = o
 	}
 	return out, nil

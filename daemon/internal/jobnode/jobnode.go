@@ -7,6 +7,7 @@ package jobnode
 //	prolog.go  Prolog: the lease that the controller has reserved, or one of its own;
 //	           Epilog: its release
 //	env.go     SPANK: what the job's tasks need, or why they must not run
+//	step.go    SPANK: the part of the job's fraction that a step has asked for
 //	notes.go   what is known of the node's jobs
 //	here.go    which jobs have steps on this node, by slurmd's spool directory
 //
@@ -24,6 +25,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/jobs"
@@ -41,6 +43,8 @@ type Host interface {
 	Release(ctx context.Context, p rpc.Peer, id string, key lease.Key, reason string) error
 	Attach(ctx context.Context, key lease.Key) (l lease.Lease, found bool, err error)
 	Held(key lease.Key) (l lease.Lease, socket string, ok bool)
+	GivePart(key lease.Key, part lease.Part, here func(step uint32) bool) error
+	DropParts(key lease.Key, here func(step uint32) bool) error
 	Reports(ctx context.Context, cluster, job string) ([]lease.Report, error)
 	Epoch() uint64
 	LastEpoch(ctx context.Context, cluster, job string) uint64
@@ -88,6 +92,8 @@ type Service struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 	ask  chan struct{} // bounds questions to slurmctld that anybody may cause
+
+	sees atomic.Bool // the kernel shows which step a process belongs to; a change of that takes a restart of slurmd without jobs
 
 	mu    sync.Mutex
 	jobs  map[string]*entry

@@ -50,9 +50,17 @@ const (
 	maxUser = 128 // that are being answered
 )
 
-// Env is the changes of the environment that a job's tasks on this node need, as
-// rpc.JobService has it.
-type Env func(ctx context.Context, peer rpc.Peer, job string) ([]rpc.EnvOp, error)
+// Step is a step that begins.
+type Step struct {
+	ID string // Slurm's number
+	// Own says that srun may have been given a gres for the step.
+	Own bool
+	Mem string // --rgpu-mem of the step, "" for none
+}
+
+// Env is the changes of the environment that the tasks of a step of a job on this node need. An error of a
+// job that must not run is a *lease.Error.
+type Env func(ctx context.Context, peer rpc.Peer, job string, step Step) ([]rpc.EnvOp, error)
 
 // Server answers on one socket.
 type Server struct {
@@ -143,7 +151,7 @@ func (s *Server) answer(ctx context.Context, c *limit.Conn, peer rpc.Peer) {
 	}
 	ectx, cancel := context.WithTimeout(ctx, envTime)
 	defer cancel()
-	ops, err := s.env(ectx, peer, job)
+	ops, err := s.env(ectx, peer, job, step)
 	out, word := "", "none"
 	if err == nil && len(ops) > 0 {
 		out, err = encode(ops)
@@ -154,13 +162,13 @@ func (s *Server) answer(ctx context.Context, c *limit.Conn, peer rpc.Peer) {
 		word, out = "error", "error "+plain(refusal.Reason)
 	case err != nil:
 		word, out = "fault", "fault "+plain(err.Error())
-		s.report(slog.LevelWarn, "job socket", "job", job, "step", step, "uid", peer.UID, "error", err)
+		s.report(slog.LevelWarn, "job socket", "job", job, "step", step.ID, "uid", peer.UID, "error", err)
 	case out == "":
 		out = "none"
 	default:
 		word = "ok"
 	}
-	s.log.Debug("job socket", "job", job, "step", step, "uid", peer.UID, "answer", word)
+	s.log.Debug("job socket", "job", job, "step", step.ID, "uid", peer.UID, "answer", word)
 	reply(c, out)
 }
 
@@ -189,15 +197,29 @@ func readLine(c net.Conn) (string, error) {
 	}
 }
 
-// parse reads "SLUICE-J 1 env JOBID STEPID".
-func parse(line string) (job, step string, err error) {
+// parse reads "SLUICE-J 1 env JOBID STEPID", behind which "gres" may stand, and "mem=SIZE" behind that.
+func parse(line string) (job string, step Step, err error) {
 	rest, ok := strings.CutPrefix(line, magic)
 	if !ok {
-		return "", "", fmt.Errorf("not a request of version 1 to the job socket; plug-in and sluiced have to be of one release")
+		return "", step, fmt.Errorf("not a request of version 1 to the job socket; plug-in and sluiced have to be of one release")
 	}
-	job, step, _ = strings.Cut(rest, " ")
-	if _, ok := form.Number(step); !ok || !form.IsJobID(job) {
-		return "", "", fmt.Errorf("%.64q is not a job and step of Slurm's", rest)
+	words := strings.Split(rest, " ")
+	if len(words) > 1 {
+		job, step.ID = words[0], words[1]
+	}
+	if _, ok := form.Number(step.ID); !ok || !form.IsJobID(job) {
+		return "", step, fmt.Errorf("%.64q is not a job and step of Slurm's", rest)
+	}
+	for i, w := range words[2:] {
+		mem, isMem := strings.CutPrefix(w, "mem=")
+		switch {
+		case i == 0 && w == "gres":
+			step.Own = true
+		case i == 1 && isMem && mem != "":
+			step.Mem = mem
+		default:
+			return "", step, fmt.Errorf("%.64q: a word that this daemon does not know; plug-in and sluiced have to be of one release", rest)
+		}
 	}
 	return job, step, nil
 }

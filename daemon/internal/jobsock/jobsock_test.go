@@ -3,6 +3,7 @@ package jobsock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -54,7 +55,7 @@ func ask(t *testing.T, path, line string) string {
 
 func TestAnswers(t *testing.T) {
 	var got rpc.Peer
-	path := start(t, func(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp, error) {
+	path := start(t, func(ctx context.Context, p rpc.Peer, job string, step Step) ([]rpc.EnvOp, error) {
 		got = p
 		switch job {
 		case "1":
@@ -72,25 +73,33 @@ func TestAnswers(t *testing.T) {
 		case "7":
 			<-ctx.Done()
 			return nil, ctx.Err()
+		case "10":
+			return []rpc.EnvOp{{Name: "STEP", Value: fmt.Sprintf("%+v", step)}}, nil
 		case "8":
 			return nil, lease.Errorf(lease.Denied, "%s", strings.Repeat("ü", 1000))
 		}
 		return []rpc.EnvOp{{Name: "A", Value: strings.Repeat("x", maxBody)}}, nil
 	})
 	for line, want := range map[string]string{
-		"SLUICE-J 1 env 1 0\n":          "none\n",
-		"SLUICE-J 1 env 2 4294967291\n": "ok 64\nset A=x=y\nprepend LD_LIBRARY_PATH=/l\nbind APPTAINER_BINDPATH=/b\n",
-		"SLUICE-J 1 env 3 0\n":          "error no room for you\n",
-		"SLUICE-J 1 env 4 0\n":          "fault broken\n",
-		"SLUICE-J 1 env 5 0\n":          "fault disk full\n",
-		"SLUICE-J 1 env 6 0\n":          "fault A: its value has more than one line\n",
-		"SLUICE-J 1 env 7 0\n":          "fault context deadline exceeded\n",
-		"SLUICE-J 1 env 8 0\n":          "error " + strings.Repeat("ü", 510) + "..." + "\n",
-		"SLUICE-J 1 env 9 0\n":          "fault environment of 65543 bytes, 65536 are the most\n",
-		"SLUICE-J 2 env 1 0\n":          "fault not a request of version 1 to the job socket; plug-in and sluiced have to be of one release\n",
-		"SLUICE-J 1 env -1 0\n":         "fault \"-1 0\" is not a job and step of Slurm's\n",
-		"SLUICE-J 1 env 01 0\n":         "fault \"01 0\" is not a job and step of Slurm's\n",
-		"SLUICE-J 1 env 1 4294967296\n": "fault \"1 4294967296\" is not a job and step of Slurm's\n",
+		"SLUICE-J 1 env 1 0\n":              "none\n",
+		"SLUICE-J 1 env 2 4294967291\n":     "ok 64\nset A=x=y\nprepend LD_LIBRARY_PATH=/l\nbind APPTAINER_BINDPATH=/b\n",
+		"SLUICE-J 1 env 3 0\n":              "error no room for you\n",
+		"SLUICE-J 1 env 4 0\n":              "fault broken\n",
+		"SLUICE-J 1 env 5 0\n":              "fault disk full\n",
+		"SLUICE-J 1 env 6 0\n":              "fault A: its value has more than one line\n",
+		"SLUICE-J 1 env 7 0\n":              "fault context deadline exceeded\n",
+		"SLUICE-J 1 env 8 0\n":              "error " + strings.Repeat("ü", 510) + "..." + "\n",
+		"SLUICE-J 1 env 9 0\n":              "fault environment of 65543 bytes, 65536 are the most\n",
+		"SLUICE-J 2 env 1 0\n":              "fault not a request of version 1 to the job socket; plug-in and sluiced have to be of one release\n",
+		"SLUICE-J 1 env -1 0\n":             "fault \"-1 0\" is not a job and step of Slurm's\n",
+		"SLUICE-J 1 env 01 0\n":             "fault \"01 0\" is not a job and step of Slurm's\n",
+		"SLUICE-J 1 env 10 3\n":             "ok 31\nset STEP={ID:3 Own:false Mem:}\n",
+		"SLUICE-J 1 env 10 3 gres\n":        "ok 30\nset STEP={ID:3 Own:true Mem:}\n",
+		"SLUICE-J 1 env 10 3 gres mem=5G\n": "ok 32\nset STEP={ID:3 Own:true Mem:5G}\n",
+		"SLUICE-J 1 env 10 3 mem=5G\n":      "fault \"10 3 mem=5G\": a word that this daemon does not know; plug-in and sluiced have to be of one release\n",
+		"SLUICE-J 1 env 10 3 gres mem=\n":   "fault \"10 3 gres mem=\": a word that this daemon does not know; plug-in and sluiced have to be of one release\n",
+		"SLUICE-J 1 env 10\n":               "fault \"10\" is not a job and step of Slurm's\n",
+		"SLUICE-J 1 env 1 4294967296\n":     "fault \"1 4294967296\" is not a job and step of Slurm's\n",
 	} {
 		if have := ask(t, path, line); have != want {
 			t.Errorf("%q: %q, want %q", line, have, want)
@@ -106,7 +115,7 @@ func TestAnswers(t *testing.T) {
 
 // Who says nothing is let go, and is in nobody's way.
 func TestSilentClients(t *testing.T) {
-	path := start(t, func(context.Context, rpc.Peer, string) ([]rpc.EnvOp, error) { return nil, nil })
+	path := start(t, func(context.Context, rpc.Peer, string, Step) ([]rpc.EnvOp, error) { return nil, nil })
 	var quiet []net.Conn
 	for range 600 {
 		c, err := net.Dial("unix", path)
@@ -135,7 +144,7 @@ func TestSilentClients(t *testing.T) {
 func TestBounds(t *testing.T) {
 	hold := make(chan struct{})
 	var inside atomic.Int32
-	path := start(t, func(_ context.Context, _ rpc.Peer, job string) ([]rpc.EnvOp, error) {
+	path := start(t, func(_ context.Context, _ rpc.Peer, job string, step Step) ([]rpc.EnvOp, error) {
 		if job == "1" {
 			inside.Add(1)
 			<-hold
@@ -194,7 +203,7 @@ func (c counter) Write(b []byte) (int, error) { c.n.Add(1); return len(b), nil }
 // A daemon that takes over replaces the socket of the one before, and nothing else.
 func TestListen(t *testing.T) {
 	var answered atomic.Int32
-	env := func(context.Context, rpc.Peer, string) ([]rpc.EnvOp, error) { answered.Add(1); return nil, nil }
+	env := func(context.Context, rpc.Peer, string, Step) ([]rpc.EnvOp, error) { answered.Add(1); return nil, nil }
 	path := filepath.Join(t.TempDir(), "job.sock")
 	for range 2 {
 		s, err := Listen(path, env, slog.New(slog.DiscardHandler))
@@ -256,10 +265,18 @@ func FuzzParse(f *testing.F) {
 	f.Add("SLUICE-J 1 env 1 0")
 	f.Add("SLUICE-J 1 env 4294967295 4294967291")
 	f.Add("SLUICE-J 1 env  1")
+	f.Add("SLUICE-J 1 env 1 0 gres mem=5G")
 	f.Fuzz(func(t *testing.T, line string) {
 		job, step, err := parse(line)
-		if err == nil && magic+job+" "+step != line {
-			t.Errorf("%q is read as %s %s", line, job, step)
+		again := magic + job + " " + step.ID
+		if step.Own {
+			again += " gres"
+		}
+		if step.Mem != "" {
+			again += " mem=" + step.Mem
+		}
+		if err == nil && again != line {
+			t.Errorf("%q is read as %s %+v", line, job, step)
 		}
 		if text := plain(line); len(text) > maxText || strings.ContainsAny(text, "\n\r\x00\x1b") {
 			t.Errorf("plain(%q) = %q", line, text)

@@ -22,7 +22,7 @@ func TestPlugin(t *testing.T) {
 	// need that half second, and here it is the answers that count.
 	const patience = 30000
 	ops := []rpc.EnvOp{{Name: "SLUICE_SOCKET", Value: "/run/ü=b c"}, {Prepend: true, Name: "LD_LIBRARY_PATH", Value: "/l"}, {Prepend: true, Name: "APPTAINER_BINDPATH", Value: "/b"}, {Name: "E"}}
-	path := start(t, func(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp, error) {
+	path := start(t, func(ctx context.Context, p rpc.Peer, job string, step Step) ([]rpc.EnvOp, error) {
 		if int(p.UID) != os.Getuid() || p.PID != os.Getpid() {
 			t.Errorf("peer %+v", p)
 		}
@@ -67,7 +67,7 @@ func TestPlugin(t *testing.T) {
 
 // A note is found by the plug-in where it looks for it.
 func TestPluginNotes(t *testing.T) {
-	path := start(t, func(context.Context, rpc.Peer, string) ([]rpc.EnvOp, error) { return nil, errors.New("broken") })
+	path := start(t, func(context.Context, rpc.Peer, string, Step) ([]rpc.EnvOp, error) { return nil, errors.New("broken") })
 	n, err := NewNotes(path)
 	if err != nil {
 		t.Fatal(err)

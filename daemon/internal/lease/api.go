@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"time"
 )
@@ -76,6 +77,22 @@ type SessionRequest struct {
 	// CertHash is the SHA-256 of the certificate that the host's end of an
 	// encrypted connection will show.
 	CertHash []byte `json:"cert_hash,omitempty"`
+	// Part is what the session's step may have of the lease, nil for all of it.
+	Part *Part `json:"part,omitempty"`
+	// Step is the step of Slurm's that asks, as the kernel shows it. It is known on the host alone.
+	Step string `json:"-"`
+}
+
+// Part is what a step of a job may have of the job's lease of one GPU: all its sessions together. Its mem is a limit within the lease's, and
+// its percent are taken from those of the lease for as long as it has sessions.
+type Part struct {
+	Step    uint32 `json:"step"`    // Slurm's number of it
+	Percent uint32 `json:"percent"` // 0: nothing
+	Mem     uint64 `json:"mem"`     // bytes, whole granules
+}
+
+func (p Part) String() string {
+	return fmt.Sprintf("step %d: %d%%, %d MiB", p.Step, p.Percent, p.Mem>>20)
 }
 
 // Offer is the answer: where to connect, and the ticket for it.
@@ -84,6 +101,7 @@ type Offer struct {
 	Ticket   [16]byte
 	Secret   [32]byte
 	CertHash []byte // of the owner's end, encrypted connections only
+	Part     bool   // the part that was asked for will be kept to; an owner that knows of no parts does not say so
 }
 
 // Session is a live session as its owner sees it.
@@ -98,6 +116,7 @@ type Session struct {
 	Use     []Use     `json:"use"` // one for each of the lease's grants here
 	Counts  Counts    `json:"counts"`
 	Link    Link      `json:"link"`
+	Part    *Part     `json:"part,omitempty"` // of the lease, for a session of one
 }
 
 // Link is a session's connection to its client as the kernel of the owner measures it. All is 0 where that connection is a

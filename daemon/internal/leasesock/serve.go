@@ -186,7 +186,7 @@ func (s *Socket) answer(c *net.UnixConn) {
 	s.set.point("open-a-checked")
 	ctx, cancel := context.WithTimeout(cfg.Base, openTime)
 	defer cancel()
-	q := lease.SessionRequest{Lease: l.ID, Kind: r.kind, PID: uint32(max(0, who.pid)), UID: l.Request.UID, Program: r.program}
+	q := lease.SessionRequest{Lease: l.ID, Kind: r.kind, PID: uint32(max(0, who.pid)), UID: l.Request.UID, Program: r.program, Step: who.step(l.Request.Key.Job)}
 	f, local, err := cfg.Open(ctx, owners[r.index], q)
 	_ = c.SetDeadline(time.Now().Add(requestTime))
 	if err != nil {

@@ -24,6 +24,18 @@ type caller struct {
 	fd       int // its pidfd, -1 for none
 }
 
+// step is the step of a job that the caller belongs to, "" if the kernel does not show it.
+func (c *caller) step(job string) string {
+	if c.pid == 0 {
+		return ""
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.pid))
+	if err != nil || c.gone() || process.SlurmJob(b) != job {
+		return ""
+	}
+	return process.SlurmStep(b)
+}
+
 // callerOf asks the kernel; close the caller.
 func callerOf(c *net.UnixConn) (caller, error) {
 	p, pidfd, err := unixsock.OpenPeer(c)

@@ -223,7 +223,11 @@ func (o *Owner) admitSession(ctx context.Context, r lease.SessionRequest, conn *
 	}
 	o.counts.opened.Add(1)
 	o.point("open-2-started")
-	ev := o.event(audit.SessionOpen, &l, "")
+	reason := ""
+	if r.Part != nil {
+		reason = r.Part.String()
+	}
+	ev := o.event(audit.SessionOpen, &l, reason)
 	ev.GPUs, ev.Session, ev.PID, ev.Program = nil, s.ID, r.PID, r.Program
 	_ = o.cfg.Audit.Write(ev)
 	return s, nil

@@ -189,6 +189,9 @@ func (o *OwnerClient) Offer(ctx context.Context, _ string, q lease.SessionReques
 	if err != nil {
 		return lease.Offer{}, o.fail(err)
 	}
+	if q.Part != nil && !r.GetPart() {
+		return lease.Offer{}, lease.Errorf(lease.WrongPeer, "owner %s is of a release that gives no step a part of its job's fraction; start the step without --gres, or upgrade %s", o.name, o.name)
+	}
 	return fromOffer(r)
 }
 

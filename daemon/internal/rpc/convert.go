@@ -242,15 +242,29 @@ func fromCounts(c *pb.Counts) lease.Counts {
 func toSession(s lease.Session) *pb.Session {
 	return &pb.Session{
 		Id: text(s.ID), Lease: text(s.Lease), Worker: toProcess(s.Worker), ClientPid: s.Client, Program: []byte(s.Program),
-		Kind: s.Kind, Started: toTime(s.Started), Use: each(s.Use, toUse), Counts: toCounts(s.Counts), Link: toLink(s.Link),
+		Kind: s.Kind, Started: toTime(s.Started), Use: each(s.Use, toUse), Counts: toCounts(s.Counts), Link: toLink(s.Link), Part: toPart(s.Part),
 	}
 }
 
 func fromSession(s *pb.Session) lease.Session {
 	return lease.Session{
 		ID: s.GetId(), Lease: s.GetLease(), Worker: fromProcess(s.GetWorker()), Client: s.GetClientPid(), Program: string(s.GetProgram()),
-		Kind: s.GetKind(), Started: fromTime(s.GetStarted()), Use: each(s.GetUse(), fromUse), Counts: fromCounts(s.GetCounts()), Link: fromLink(s.GetLink()),
+		Kind: s.GetKind(), Started: fromTime(s.GetStarted()), Use: each(s.GetUse(), fromUse), Counts: fromCounts(s.GetCounts()), Link: fromLink(s.GetLink()), Part: fromPart(s.GetPart()),
 	}
+}
+
+func toPart(p *lease.Part) *pb.Part {
+	if p == nil {
+		return nil
+	}
+	return &pb.Part{Step: p.Step, Percent: p.Percent, Mem: p.Mem}
+}
+
+func fromPart(p *pb.Part) *lease.Part {
+	if p == nil {
+		return nil
+	}
+	return &lease.Part{Step: p.GetStep(), Percent: p.GetPercent(), Mem: p.GetMem()}
 }
 
 func toLink(l lease.Link) *pb.Link {
@@ -320,22 +334,24 @@ func fromHeld(h *pb.Held) lease.Held {
 func toSessionRequest(r lease.SessionRequest) *pb.OfferRequest {
 	return &pb.OfferRequest{
 		Lease: text(r.Lease), Kind: r.Kind, Pid: r.PID, Uid: r.UID, Program: []byte(r.Program), Encrypt: r.Encrypt, CertHash: r.CertHash,
+		Part: toPart(r.Part),
 	}
 }
 
 func fromSessionRequest(r *pb.OfferRequest) lease.SessionRequest {
 	return lease.SessionRequest{
 		Lease: r.GetLease(), Kind: r.GetKind(), PID: r.GetPid(), UID: r.GetUid(), Program: string(r.GetProgram()), Encrypt: r.GetEncrypt(), CertHash: r.GetCertHash(),
+		Part: fromPart(r.GetPart()),
 	}
 }
 
 func toOffer(o lease.Offer) *pb.OfferReply {
-	return &pb.OfferReply{Addr: text(o.Addr), Ticket: o.Ticket[:], Secret: o.Secret[:], CertHash: o.CertHash}
+	return &pb.OfferReply{Addr: text(o.Addr), Ticket: o.Ticket[:], Secret: o.Secret[:], CertHash: o.CertHash, Part: o.Part}
 }
 
 // fromOffer refuses an offer whose ticket or secret is of another length.
 func fromOffer(o *pb.OfferReply) (lease.Offer, error) {
-	out := lease.Offer{Addr: o.GetAddr(), CertHash: o.GetCertHash()}
+	out := lease.Offer{Addr: o.GetAddr(), CertHash: o.GetCertHash(), Part: o.GetPart()}
 	if len(o.GetTicket()) != len(out.Ticket) || len(o.GetSecret()) != len(out.Secret) {
 		return lease.Offer{}, lease.Errorf(lease.Internal, "offer with a ticket of %d bytes and a secret of %d; this daemon knows %d and %d",
 			len(o.GetTicket()), len(o.GetSecret()), len(out.Ticket), len(out.Secret))

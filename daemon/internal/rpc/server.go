@@ -219,6 +219,7 @@ func (s *ownerServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.OfferR
 	if err != nil {
 		return nil, toGRPC(err)
 	}
+	o.Part = r.GetPart() != nil
 	return toOffer(o), nil
 }
 

@@ -186,6 +186,25 @@ func (c *Commands) Job(ctx context.Context, id string) (Job, error) {
 	return parseJob(id, out)
 }
 
+// Step implements Controller.
+func (c *Commands) Step(ctx context.Context, job, step string) (Step, error) {
+	if _, ok := form.Number(step); !ok {
+		return Step{}, fmt.Errorf("%q is not a step", job+"."+step)
+	}
+	name, err := c.task(ctx, job)
+	if err != nil {
+		return Step{}, err
+	}
+	out, err := c.run(ctx, "scontrol", "--local", "--oneliner", "show", "step", name+"."+step)
+	if said(err, "invalid job id", "not found") {
+		return Step{}, fmt.Errorf("step %s.%s: %w", job, step, ErrGone)
+	}
+	if err != nil {
+		return Step{}, err
+	}
+	return parseStep(name+"."+step, out)
+}
+
 // Jobs implements Controller.
 func (c *Commands) Jobs(ctx context.Context) (map[string]JobState, error) {
 	out, err := c.run(ctx, "squeue", "--local", "--noheader", "--states=all", "--Format="+stateFormat)

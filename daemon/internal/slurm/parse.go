@@ -3,6 +3,7 @@ package slurm
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -346,6 +347,37 @@ func parseJob(id, text string) (Job, error) {
 		}
 	}
 	return j, nil
+}
+
+// parseStep reads scontrol's answer about one step, a line of KEY=VALUE. About a task of an array 22.05 answers with all steps of the task, and a
+// component of a heterogeneous job may have another name there. The step's name, which its user chooses, may have anything in it. The network stands
+// behind it, and before what is read here.
+func parseStep(id, text string) (Step, error) {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	if len(lines) > 1 {
+		lines = slices.DeleteFunc(lines, func(l string) bool { return !strings.HasPrefix(l, "StepId="+id+" ") })
+	}
+	if len(lines) != 1 || !strings.HasPrefix(lines[0], "StepId=") {
+		return Step{}, fmt.Errorf("scontrol show step %s: %.60q", id, text)
+	}
+	line := lines[0]
+	var s Step
+	var err error
+	keys := map[string]string{}
+	for _, w := range strings.Fields(line[max(strings.LastIndex(line, " Network="), 0):]) {
+		if k, v, ok := strings.Cut(w, "="); ok {
+			keys[k] = v
+		}
+	}
+	if s.Gres, err = ParseGres(keys["TresPerNode"]); err != nil {
+		return Step{}, fmt.Errorf("scontrol show step %s: %w", id, err)
+	}
+	for _, k := range []string{"TresPerStep", "TresPerSocket", "TresPerTask"} {
+		if v := keys[k]; !none(v) {
+			s.Others = append(s.Others, v)
+		}
+	}
+	return s, nil
 }
 
 // taskFields are those of taskFormat.

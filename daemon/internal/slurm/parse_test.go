@@ -246,3 +246,25 @@ func TestCounts(t *testing.T) {
 		}
 	})
 }
+
+// The lines are scontrol's of 22.05 and 26.05.
+func TestParseStep(t *testing.T) {
+	const begin = "StepId=1.0 UserId=2001 StartTime=2026-11-27T00:47:21 TimeLimit=UNLIMITED State=RUNNING Partition=main NodeList=n1 Nodes=1 CPUs=1 Tasks=1 Name=a TresPerNode=gres:rgpu:99 Network=(null) " +
+		"TRES=cpu=1,mem=0,node=1 ResvPorts=(null) CPUFreqReq=Default Dist=Cyclic SrunHost:Pid=n1:76 "
+	for text, want := range map[string]Step{
+		begin + "TresPerStep=cpu:1 TresPerNode=gres:rgpu:40 \n":                                                                      {Gres: []Gres{{Name: "rgpu", Count: 40}}, Others: []string{"cpu:1"}},
+		begin + "TresPerNode=gres/rgpu:h200:40,gres/nic:1\n":                                                                         {Gres: []Gres{{Name: "rgpu", Type: "h200", Count: 40}, {Name: "nic", Count: 1}}},
+		begin + "TresPerNode=(null) TresPerTask=gres/rgpu:5\n":                                                                       {Others: []string{"gres/rgpu:5"}},
+		"StepId=1.extern Network=(null)\n" + begin + "TresPerNode=gres:rgpu:7\nStepId=1.10 Network=(null) TresPerNode=gres:rgpu:8\n": {Gres: []Gres{{Name: "rgpu", Count: 7}}},
+		begin + "TresPerStep=cpu:1\n":                                                                                                {Others: []string{"cpu:1"}},
+	} {
+		if got, err := parseStep("1.0", text); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v; want %+v", text, got, err, want)
+		}
+	}
+	for _, bad := range []string{"", "slurm_load", begin + "\n" + begin, begin + "TresPerNode=gres:rgpu:1x"} {
+		if got, err := parseStep("1.0", bad); err == nil {
+			t.Errorf("%q: %+v", bad, got)
+		}
+	}
+}

@@ -59,6 +59,13 @@ type Job struct {
 	Others []string
 }
 
+// Step is what slurmctld has of a step that srun has started.
+type Step struct {
+	Gres []Gres // on each of its nodes: what it has asked for, or what its job has where it has asked for none
+	// Others are the requests that are not per node, as in Job.
+	Others []string
+}
+
 // Counts are licences, or such, by name.
 type Counts map[string]uint64
 
@@ -71,6 +78,8 @@ type Licence struct {
 type Controller interface {
 	// Job is one job; ErrGone if slurmctld says that there is none.
 	Job(ctx context.Context, id string) (Job, error)
+	// Step is what one step has asked for, or has of its job's request; ErrGone if slurmctld says that there is none.
+	Step(ctx context.Context, job, step string) (Step, error)
 	// Jobs are all jobs that slurmctld still has, ended ones too, by their raw id.
 	Jobs(ctx context.Context) (map[string]JobState, error)
 	// Licences are all licences of the cluster.

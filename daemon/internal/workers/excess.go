@@ -33,7 +33,7 @@ func (p *Pool) noteExcess(at time.Time, busy map[string]map[int]time.Duration) {
 	}
 	for gpu, b := range p.schedules {
 		used, all := p.usedBy(busy[gpu])
-		for _, c := range b.Read() {
+		for _, c := range wholes(b.Read()) {
 			t := p.tenancies[c.Lease]
 			if t == nil {
 				continue
@@ -51,6 +51,22 @@ func (p *Pool) noteExcess(at time.Time, busy map[string]map[int]time.Duration) {
 			t.excess[gpu] = e
 		}
 	}
+}
+
+// wholes adds what the parts of leases may have, and owe, to what their leases may have.
+func wholes(all []turns.TenantCounters) (leases []turns.TenantCounters) {
+	at := map[string]int{}
+	for _, c := range all {
+		i, ok := at[c.Lease]
+		if !ok {
+			at[c.Lease] = len(leases)
+			leases = append(leases, c)
+			continue
+		}
+		leases[i].Most += c.Most
+		leases[i].Owes += c.Owes
+	}
+	return leases
 }
 
 // usedBy adds up the times of processes for each lease and for all leases together. mu is held.

@@ -21,6 +21,9 @@ func (p *Pool) show(s *session) lease.Session {
 	out.Counts = countsOf(slot)
 	out.Link = lease.Link{RoundTrip: slot.RoundTrip, Resent: slot.Resent}
 	for _, u := range slot.Use {
+		if s.part != nil {
+			u.Granted = s.part.Mem
+		}
 		out.Use = append(out.Use, lease.Use{Granted: u.Granted, Used: u.Used, Overhead: u.Overhead, Peak: u.Peak})
 	}
 	return out

@@ -47,7 +47,7 @@ func (p *Pool) openLease(l lease.Lease) (*leased, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	a := &leased{id: l.ID, sessions: map[*session]bool{}, broker: exchange.NewBroker(p.log.With("lease", l.ID))}
+	a := &leased{id: l.ID, sessions: map[*session]bool{}, parts: map[uint32]*part{}, broker: exchange.NewBroker(p.log.With("lease", l.ID))}
 	var caps []uint64
 	for _, g := range l.Grants {
 		a.gpus = append(a.gpus, g.GPU)
@@ -189,7 +189,7 @@ func (p *Pool) adoptLease(id string) (*leased, error) {
 	if r.Version != recordVersion {
 		return nil, fmt.Errorf("the record has version %d, and this release reads version %d", r.Version, recordVersion)
 	}
-	l := &leased{id: id, gpus: r.GPUs, sessions: map[*session]bool{}, totals: p.readTotals(id), broker: exchange.NewBroker(p.log.With("lease", id))}
+	l := &leased{id: id, gpus: r.GPUs, sessions: map[*session]bool{}, parts: map[uint32]*part{}, totals: p.readTotals(id), broker: exchange.NewBroker(p.log.With("lease", id))}
 	if l.totals.Ended {
 		l.ending = true
 		return l, nil
@@ -259,6 +259,7 @@ func (p *Pool) adoptSessions(l *leased) (live, gone int) {
 		known[slot] = true
 		s := &session{Session: r.Session, l: l, slot: slot, open: true, done: make(chan struct{})}
 		l.sessions[s] = true
+		p.adoptPart(l, s)
 		if s.pidfd = openProcess(s.Worker); s.pidfd != nil {
 			live++
 			// A session that does not compute, or is of a release without exchange, has no socket.

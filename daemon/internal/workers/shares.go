@@ -25,6 +25,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -59,10 +60,11 @@ const policySuffix = ".policy"
 
 // tenancy says which tenant a lease is on each of its GPUs' schedules.
 type tenancy struct {
-	lease   lease.Lease              // it has no grants until Share was called for it
-	tenants map[string]int           // by GPU
-	excess  map[string]time.Duration // by GPU, see noteExcess
-	err     error                    // why it is not a tenant of all its GPUs
+	lease   lease.Lease               // it has no grants until Share was called for it
+	tenants map[string]int            // by GPU
+	parts   map[uint32]map[string]int // tenants of the lease's parts, by step and GPU
+	excess  map[string]time.Duration  // by GPU, see noteExcess
+	err     error                     // why it is not a tenant of all its GPUs
 }
 
 // openSchedules opens the schedules of an earlier daemon.
@@ -89,13 +91,43 @@ func (p *Pool) openSchedules() error {
 		for _, c := range b.Read() {
 			s := p.tenancies[c.Lease]
 			if s == nil {
-				s = &tenancy{lease: lease.Lease{ID: c.Lease}, tenants: map[string]int{}, excess: map[string]time.Duration{}}
+				s = newTenancy(lease.Lease{ID: c.Lease})
 				p.tenancies[c.Lease] = s
 			}
-			s.tenants[gpu] = c.Tenant
+			s.found(gpu, &c)
 		}
 	}
 	return nil
+}
+
+func newTenancy(l lease.Lease) *tenancy {
+	return &tenancy{lease: l, tenants: map[string]int{}, parts: map[uint32]map[string]int{}, excess: map[string]time.Duration{}}
+}
+
+// found notes a tenant that an earlier daemon has made.
+func (t *tenancy) found(gpu string, c *turns.TenantCounters) {
+	step, err := strconv.ParseUint(c.Part, 10, 32)
+	if err != nil {
+		t.tenants[gpu] = c.Tenant
+		return
+	}
+	if t.parts[uint32(step)] == nil {
+		t.parts[uint32(step)] = map[string]int{}
+	}
+	t.parts[uint32(step)][gpu] = c.Tenant
+}
+
+// all returns the tenants of the lease and its parts on a GPU.
+func (t *tenancy) all(gpu string) (n []int) {
+	if i, ok := t.tenants[gpu]; ok {
+		n = append(n, i)
+	}
+	for _, at := range t.parts {
+		if i, ok := at[gpu]; ok {
+			n = append(n, i)
+		}
+	}
+	return n
 }
 
 // schedule returns a GPU's schedule, and opens it if need be. mu is held, except at the start.
@@ -142,7 +174,7 @@ func (p *Pool) Share(l lease.Lease) error {
 func (p *Pool) share(l lease.Lease) error {
 	s := p.tenancies[l.ID]
 	if s == nil {
-		s = &tenancy{tenants: map[string]int{}, excess: map[string]time.Duration{}}
+		s = newTenancy(l)
 		p.tenancies[l.ID] = s
 	}
 	s.lease = l
@@ -153,12 +185,16 @@ func (p *Pool) share(l lease.Lease) error {
 			errs = append(errs, err)
 			continue
 		}
-		n, err := b.Add(l.ID, p.policy(&l, g))
+		rest, parts := p.divide(&l, g)
+		n, err := b.Add(l.ID, rest)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("gpu %s: %w", g.GPU, err))
 			continue
 		}
 		s.tenants[g.GPU] = n
+		if err := p.shareParts(s, g.GPU, rest, parts); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	s.err = errors.Join(errs...)
 	p.keepDebts(l.ID)
@@ -195,10 +231,10 @@ func (p *Pool) Unscheduled() map[string]error {
 	return out
 }
 
-// startTurns returns a lease's tenants for the START message, and duplicates of the schedules' files
+// startTurns returns the tenants of a session's lease, or its part, for the START message, and duplicates of the schedules' files
 // to send with it. The caller closes the duplicates; the schedules themselves may be closed meanwhile.
 // Without turns there are no files, and the session may work at any time.
-func (p *Pool) startTurns(l lease.Lease) (at []control.Turn, files []*os.File, _ error) {
+func (p *Pool) startTurns(session *session, l lease.Lease) (at []control.Turn, files []*os.File, _ error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
@@ -211,14 +247,18 @@ func (p *Pool) startTurns(l lease.Lease) (at []control.Turn, files []*os.File, _
 	if s != nil && len(s.lease.Grants) > 0 {
 		l = s.lease // it may have been changed since the caller read it
 	}
-	if s == nil || s.err != nil || len(s.lease.Grants) == 0 {
+	if s == nil || s.err != nil || len(s.lease.Grants) == 0 || session.part != nil && s.parts[session.part.Step] == nil {
 		if err := p.share(l); err != nil {
 			return nil, nil, fmt.Errorf("its share of compute time cannot be kept: %w", err)
 		}
 	}
 	p.keepDebts(l.ID)
+	tenants := p.tenancies[l.ID].tenants
+	if session.part != nil {
+		tenants = p.tenancies[l.ID].parts[session.part.Step]
+	}
 	for _, g := range l.Grants {
-		at = append(at, control.Turn{Tenant: p.tenancies[l.ID].tenants[g.GPU]})
+		at = append(at, control.Turn{Tenant: tenants[g.GPU]})
 		policy, state := p.schedules[g.GPU].Files()
 		for _, f := range []*os.File{policy, state} {
 			fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -234,7 +274,7 @@ func (p *Pool) startTurns(l lease.Lease) (at []control.Turn, files []*os.File, _
 	return at, files, nil
 }
 
-// keepDebts has the schedules keep a lease's debts in its account, which no other lease's sessions can write. mu is held.
+// keepDebts has the schedules keep the debts of a lease and its parts in their accounts, which no other lease's sessions can write. mu is held.
 func (p *Pool) keepDebts(id string) {
 	l, s := p.leases[id], p.tenancies[id]
 	if l == nil || l.file == nil || s == nil {
@@ -245,6 +285,12 @@ func (p *Pool) keepDebts(id string) {
 		b := p.schedules[gpu]
 		if debts, ok := l.file.Debts(dev); ok && tenant && b != nil {
 			b.Keep(n, debts)
+		}
+		for step, x := range l.parts {
+			n, tenant := s.parts[step][gpu]
+			if debts, ok := x.file.Debts(dev); ok && tenant && b != nil {
+				b.Keep(n, debts)
+			}
 		}
 	}
 }
@@ -267,8 +313,8 @@ func (p *Pool) removeTenants(id string) {
 	if s == nil {
 		return
 	}
-	for gpu, n := range s.tenants {
-		if b := p.schedules[gpu]; b != nil {
+	for gpu, b := range p.schedules {
+		for _, n := range s.all(gpu) {
 			b.Remove(n)
 		}
 	}
@@ -290,21 +336,32 @@ func (p *Pool) sharesOf(id string) []lease.Share {
 	}
 	out := make([]lease.Share, len(s.lease.Grants))
 	for i, g := range s.lease.Grants {
-		b, n := p.schedules[g.GPU], s.tenants[g.GPU]
+		b := p.schedules[g.GPU]
 		if b == nil {
 			continue
 		}
 		for _, c := range b.Read() {
-			if c.Tenant != n || c.Lease != id {
-				continue
-			}
-			out[i] = lease.Share{
-				Due: c.Share, Held: c.Held, Busy: c.Busy, Waited: c.Waited, Throttled: c.Throttled, Lent: c.Lent, Borrowed: c.Borrowed,
-				Longest: c.Longest, Turns: c.Turns, Overruns: c.Overruns, Revoked: c.Revoked,
+			if c.Lease == id {
+				addShare(&out[i], &c)
 			}
 		}
 	}
 	return out
+}
+
+// addShare adds what a tenant has had to that of its lease.
+func addShare(s *lease.Share, c *turns.TenantCounters) {
+	s.Due += c.Share
+	s.Held += c.Held
+	s.Busy += c.Busy
+	s.Waited += c.Waited
+	s.Throttled += c.Throttled
+	s.Lent += c.Lent
+	s.Borrowed += c.Borrowed
+	s.Longest = max(s.Longest, c.Longest)
+	s.Turns += c.Turns
+	s.Overruns += c.Overruns
+	s.Revoked += c.Revoked
 }
 
 // SetSharing changes how time is shared, from the next turn on.

@@ -16,7 +16,7 @@ package workers
 //	watch   a goroutine waits for the end of the process, then frees the slot, the
 //	        control group and the record
 //
-// DIR/LEASE holds the files "lease", "account" and "totals" (see totals.go), and for each session a record and a socket. All of
+// DIR/LEASE holds the files "lease", "account" and "totals" (see totals.go), one for each part (see parts.go), and for each session a record and a socket. All of
 // them are root's. At the socket the session listens for the daemon, which connects the lease's sessions with each other (package
 // exchange). The record is written before START, so no session is alive without one. Records name a process by its id and start
 // time. Sessions write the account themselves: its numbers are shown, but no process is found or killed by them.
@@ -128,11 +128,13 @@ type leased struct {
 	totals   totals
 	ghosts   []ghost
 	broker   *exchange.Broker // connects sessions that share memory
+	parts    map[uint32]*part // by step
 }
 
 type session struct {
 	lease.Session // the part that does not change
 	l             *leased
+	part          *part // nil: all of the lease
 	slot          int
 	proc          *worker       // nil if an earlier daemon started the process
 	pidfd         *os.File      // the process, if an earlier daemon started it
@@ -215,6 +217,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	for id := range p.leases {
 		p.keepDebts(id)
 	}
+	p.endLostParts()
 	// Sweep again for the groups of workers that had not ended yet, and for groups that were too recent.
 	time.AfterFunc(2*time.Minute, cg.sweep)
 	if err := p.keepStore(); err != nil {
@@ -248,9 +251,12 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 	if err != nil {
 		return lease.Session{}, lease.Errorf(lease.Down, "lease %s: %v", l.ID, err)
 	}
-	s, err := p.claim(l, r)
+	s, err := p.claim(l, r, st.Overhead[0])
 	if err != nil {
 		return lease.Session{}, err
+	}
+	if s.part != nil {
+		st.Part, st.Snapshot.Devices[0].TotalMem = true, s.part.Mem
 	}
 	if r.PID != 0 { // without a process id nobody could say that the client has ended
 		st.GraceMS = uint32(p.grace(l) / time.Millisecond)
@@ -302,8 +308,8 @@ func (p *Pool) startMessage(ctx context.Context, l lease.Lease, gpus []lease.GPU
 	return st, nil
 }
 
-// claim makes a session. It has a slot and no process yet.
-func (p *Pool) claim(l lease.Lease, r lease.SessionRequest) (*session, error) {
+// claim makes a session. It has a slot and no process yet. overhead is what a context takes on the first GPU, in bytes.
+func (p *Pool) claim(l lease.Lease, r lease.SessionRequest, overhead uint64) (*session, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -320,16 +326,28 @@ func (p *Pool) claim(l lease.Lease, r lease.SessionRequest) (*session, error) {
 	if a.ending {
 		return nil, lease.Errorf(lease.Over, "lease %s is ending", l.ID)
 	}
+	of, err := p.partOf(a, &l, &r, overhead)
+	if err != nil {
+		return nil, err
+	}
 	now := time.Now()
 	slot, err := a.file.Claim(account.Client{PID: r.PID, Name: r.Program}, r.Kind, now.UnixNano())
+	if err == nil && of != nil {
+		if err = of.file.Add(a.file, slot); err != nil {
+			_ = a.file.Free(slot)
+		}
+	}
+	if err != nil {
+		p.leavePart(a, of)
+	}
 	if errors.Is(err, account.ErrFull) {
 		return nil, lease.Errorf(lease.NoRoom, "lease %s: %v", l.ID, err)
 	} else if err != nil {
 		return nil, lease.Errorf(lease.Internal, "lease %s: %v", l.ID, err)
 	}
 	s := &session{
-		Session: lease.Session{Lease: l.ID, Client: r.PID, Program: r.Program, Kind: r.Kind, Started: now},
-		l:       a, slot: slot, done: make(chan struct{}),
+		Session: lease.Session{Lease: l.ID, Client: r.PID, Program: r.Program, Kind: r.Kind, Started: now, Part: r.Part},
+		l:       a, part: of, slot: slot, done: make(chan struct{}),
 	}
 	a.sessions[s] = true
 	p.others()
@@ -375,6 +393,9 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	}
 	st.Slot = s.slot
 	fds := []int{int(conn.Fd()), s.l.file.FD()}
+	if s.part != nil {
+		fds = append(fds, s.part.file.FD())
+	}
 	for _, f := range files {
 		fds = append(fds, int(f.Fd()))
 	}
@@ -386,7 +407,7 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 		defer link.Close()
 		st.Exchange, fds = true, append(fds, int(link.Fd()))
 		var schedules []*os.File
-		if st.Turns, schedules, err = p.startTurns(l); err != nil {
+		if st.Turns, schedules, err = p.startTurns(s, l); err != nil {
 			return err
 		}
 		for _, f := range schedules {
@@ -399,11 +420,11 @@ func (p *Pool) launch(ctx context.Context, s *session, l lease.Lease, st *contro
 	}
 	// If the call is cancelled, or the lease is ended meanwhile, the process is killed, which ends the wait.
 	stop := context.AfterFunc(ctx, func() { _ = proc.Cmd.Process.Kill() })
-	defer stop()
-	if err := proc.Await(time.Now().Add(bindTime)); err != nil {
-		if ctx.Err() != nil {
-			return errCancelled
-		}
+	err = proc.Await(time.Now().Add(bindTime))
+	if !stop() { // it is being killed, whatever it has answered
+		return errCancelled
+	}
+	if err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -475,6 +496,7 @@ func (p *Pool) forget(s *session, out lease.Session, reason string, f func(lease
 		p.log.Error("account", "lease", s.Lease, "error", err)
 	}
 	delete(s.l.sessions, s)
+	p.leavePart(s.l, s.part)
 	s.l.uncount(s.ID)
 	p.others()
 	p.mu.Unlock()

@@ -2,12 +2,14 @@ package account
 
 import "sync/atomic"
 
-// Debts is what a lease owes of a device's time, and what it was excused: four words that its sessions and their starter share, and that
+// Debts is what a lease owes of a device's time, or a part of it, and what it was excused: four words that its sessions and their starter share, and that
 // no other lease's session can write. They are zero at first and outlive the sessions. Package turns says what is in them.
 type Debts struct {
-	file *File
-	dev  int
-	slot int // -1: the starter's
+	words         *mapping
+	debt, excused int // their places. As many bytes behind each is the other word of its pair
+	file          *File
+	dev           int
+	slot          int // -1: the starter's
 }
 
 // Debts returns the debts of a device. There are none in an account that a release before this one has made.
@@ -15,17 +17,20 @@ func (a *File) Debts(dev int) (d Debts, kept bool) { return a.debts(dev, -1) }
 
 func (a *File) debts(dev, slot int) (d Debts, kept bool) {
 	err := a.guard(func() { kept = dev >= 0 && dev < len(a.caps) && a.word(atDebts).Load() == 1 })
-	return Debts{a, dev, slot}, kept && err == nil
+	return Debts{words: &a.mapping, debt: atDebt + 8*dev, excused: atExcused + 8*dev, file: a, dev: dev, slot: slot}, kept && err == nil
 }
+
+// pairSize is how far apart the two words of a device's debt are, and those of what was excused.
+const pairSize = 8 * MaxDevices
 
 // Debts calls f with the two words of the debt. It returns false if they cannot be used any more.
 func (d Debts) Debts(f func(debt, debited *atomic.Uint64)) bool {
-	return d.file.guard(func() { f(d.file.word(atDebt+8*d.dev), d.file.word(atDebited+8*d.dev)) }) == nil
+	return d.words.guard(func() { f(d.words.word(d.debt), d.words.word(d.debt+pairSize)) }) == nil
 }
 
 // Excused calls f with the two words of what the lease was excused, as Debts does.
 func (d Debts) Excused(f func(until, span *atomic.Uint64)) bool {
-	return d.file.guard(func() { f(d.file.word(atExcused+8*d.dev), d.file.word(atSpan+8*d.dev)) }) == nil
+	return d.words.guard(func() { f(d.words.word(d.excused), d.words.word(d.excused+pairSize)) }) == nil
 }
 
 // SetLate notes whether work of this session is late on the device.
@@ -51,8 +56,15 @@ func (a *File) DeniesLate(slot, dev int) (denies bool) {
 	return denies
 }
 
-// Debts is File.Debts for a session.
-func (s *Session) Debts(dev int) (Debts, bool) { return s.file.debts(dev, s.slot) }
+// Debts is File.Debts for a session. One of a part owes for the part.
+func (s *Session) Debts(dev int) (d Debts, kept bool) {
+	d, kept = s.file.debts(dev, s.slot)
+	if s.part != nil {
+		of, ok := s.part.Debts(dev)
+		d.words, d.debt, d.excused, kept = of.words, of.debt, of.excused, kept && ok
+	}
+	return d, kept
+}
 
 // Debts is File.Debts for the starter of a lease's sessions.
 func (l *Lease) Debts(dev int) (Debts, bool) { return l.file.Debts(dev) }

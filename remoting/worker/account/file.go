@@ -44,8 +44,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime/debug"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -152,9 +150,7 @@ var (
 
 // File is an account that this process has mapped.
 type File struct {
-	f    *os.File
-	gone sync.RWMutex // held to unmap, and shared by the starter's methods
-	mem  []byte
+	mapping
 	caps []uint64 // as they were when it was opened
 }
 
@@ -200,13 +196,8 @@ func format(f *os.File, caps []uint64) (*File, error) {
 			return nil, fmt.Errorf("account: device %d: %d bytes are more than any device has", d, n)
 		}
 	}
-	// Blocks now, not later: a full file system must refuse here and not kill by SIGBUS.
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, fileSize); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("account: %d bytes for %s: %w", fileSize, f.Name(), err)
-	}
-	a, err := mapFile(f)
-	if err != nil {
+	a := &File{}
+	if err := a.allocate(f, fileSize); err != nil {
 		return nil, err
 	}
 	a.caps = append([]uint64(nil), caps...)
@@ -223,18 +214,9 @@ func format(f *os.File, caps []uint64) (*File, error) {
 // Open opens the account file of a lease. It must belong to this process's user
 // and nobody else may be able to write it.
 func Open(path string) (*File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	f, err := openOwn(path)
 	if err != nil {
-		return nil, fmt.Errorf("account: %w", err)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("account: %s: %w", path, err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Mode&0o077 != 0 || int(st.Uid) != os.Geteuid() {
-		f.Close()
-		return nil, fmt.Errorf("account: %s: mode %#o, owner %d: it must be a file of mode 0600 owned by %d", path, st.Mode&0o7777, st.Uid, os.Geteuid())
+		return nil, err
 	}
 	return attach(f)
 }
@@ -252,13 +234,8 @@ func FromFD(fd int) (*File, error) {
 }
 
 func attach(f *os.File) (*File, error) {
-	st, err := f.Stat()
-	if err != nil || st.Size() != fileSize {
-		f.Close()
-		return nil, fmt.Errorf("account: %s: %w", f.Name(), ErrFile)
-	}
-	a, err := mapFile(f)
-	if err != nil {
+	a := &File{}
+	if err := a.open(f, fileSize); err != nil {
 		return nil, err
 	}
 	n := a.word(atDevices).Load()
@@ -272,40 +249,11 @@ func attach(f *os.File) (*File, error) {
 	return a, nil
 }
 
-func mapFile(f *os.File) (*File, error) {
-	mem, err := unix.Mmap(int(f.Fd()), 0, fileSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("account: map: %w", err)
-	}
-	return &File{f: f, mem: mem}, nil
-}
-
-// Close unmaps the account. What reads it later gets an error; a Session of it must
-// not be used any more.
-func (a *File) Close() error {
-	a.gone.Lock()
-	defer a.gone.Unlock()
-	if a.mem == nil {
-		return nil
-	}
-	_ = unix.Munmap(a.mem)
-	a.mem = nil
-	return a.f.Close()
-}
-
-// FD is the descriptor to pass to a session process.
-func (a *File) FD() int { return int(a.f.Fd()) }
-
 // Devices is the number of devices.
 func (a *File) Devices() int { return len(a.caps) }
 
 // Cap is what the lease grants of a device, in bytes.
 func (a *File) Cap(dev int) uint64 { return a.caps[dev] }
-
-func (a *File) word(at int) *atomic.Uint64 {
-	return (*atomic.Uint64)(unsafe.Pointer(&a.mem[at]))
-}
 
 func slotAt(i int) int { return headerSize + i*slotSize }
 
@@ -367,9 +315,12 @@ func (a *File) settled(i int) bool {
 	return true
 }
 
-// used is what all slots hold of a device.
-func (a *File) used(dev int) (used, overhead uint64, sessions uint32) {
+// used is what all slots hold of a device, or those of a part unless it is nil.
+func (a *File) used(dev int, of *Part) (used, overhead uint64, sessions uint32) {
 	for i := range a.high() {
+		if of != nil && !a.in(of, i) {
+			continue
+		}
 		r, o := a.held(i, dev)
 		used += r + o + a.estate(i, dev)
 		overhead += o
@@ -378,27 +329,6 @@ func (a *File) used(dev int) (used, overhead uint64, sessions uint32) {
 		}
 	}
 	return used, overhead, sessions
-}
-
-// guard lets a reader survive a file that a session has cut short: the fault is
-// an error of this account and not the end of the process.
-func (a *File) guard(f func()) (err error) {
-	a.gone.RLock()
-	defer a.gone.RUnlock()
-	if a.mem == nil {
-		return fmt.Errorf("account: %w", os.ErrClosed)
-	}
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if r := recover(); r != nil {
-			if _, fault := r.(interface{ Addr() uintptr }); !fault {
-				panic(r)
-			}
-			err = fmt.Errorf("account: the file has been damaged: %w", ErrFile)
-		}
-	}()
-	f()
-	return nil
 }
 
 func (a *File) text(at, size int) string {
@@ -558,9 +488,9 @@ func (a *File) Sessions() (all []Slot, err error) {
 func (a *File) Use(dev int) (u Use, err error) {
 	err = a.guard(func() {
 		u.Granted = a.caps[dev]
-		u.Used, u.Overhead, u.Sessions = a.used(dev)
+		u.Used, u.Overhead, u.Sessions = a.used(dev, nil)
 		for range 3 {
-			if used, over, n := a.used(dev); used < u.Used {
+			if used, over, n := a.used(dev, nil); used < u.Used {
 				u.Used, u.Overhead, u.Sessions = used, over, n
 			}
 		}

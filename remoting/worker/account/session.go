@@ -61,6 +61,7 @@ func (l *Link) Note(roundTrip time.Duration, resent uint64) {
 type Session struct {
 	file *File
 	slot int
+	part *Part  // nil: all of the lease
 	done func() // after Close
 
 	mu     sync.Mutex // over the owner's threads; byte 0 is over processes
@@ -151,19 +152,14 @@ func (s *Session) Reserve(dev int, bytes uint64) bool {
 		return false
 	}
 	defer s.leave()
-	a := s.file
-	used, _, _ := a.used(dev)
-	if used+bytes > a.caps[dev] {
-		if !s.bury() {
-			return false
-		}
-		if used, _, _ = a.used(dev); used+bytes > a.caps[dev] {
-			return false
-		}
+	if !s.room(dev, 0, bytes) {
+		return false
 	}
+	a := s.file
 	w := a.devWord(s.slot, dev, devReserved)
 	w.Store(w.Load() + bytes)
-	s.peak(dev, used+bytes)
+	used, _, _ := a.used(dev, nil)
+	s.peak(dev, used)
 	return true
 }
 
@@ -247,10 +243,14 @@ func (s *Session) Inherit(dev, from int, life, bytes uint64) bool {
 		}
 		left = min(a.estate(from, dev), bytes)
 	}
-	used, _, _ := a.used(dev)
-	if left < bytes && used-left+bytes > a.caps[dev] {
+	ofPart := uint64(0) // of what is left
+	if s.part != nil && a.in(s.part, from) && a.slotWord(from, slOpened).Load() == life {
+		ofPart = left
+	}
+	if (left < bytes || s.part != nil && ofPart < bytes) && !s.fits(dev, left, ofPart, bytes) {
 		return false
 	}
+	used, _, _ := a.used(dev, nil)
 	// In this order: a death between the two charges too much, for estateTime, and not too little.
 	w := a.devWord(s.slot, dev, devReserved)
 	w.Store(w.Load() + bytes)
@@ -282,17 +282,12 @@ func (s *Session) Overhead(dev int, bytes uint64, force bool) bool {
 		return false
 	}
 	defer s.leave()
-	used, _, _ := a.used(dev)
-	if !force && used-old+bytes > a.caps[dev] {
-		if !s.bury() {
-			return false
-		}
-		if used, _, _ = a.used(dev); used-old+bytes > a.caps[dev] {
-			return false
-		}
+	if !force && !s.room(dev, old, bytes) {
+		return false
 	}
 	w.Store(bytes)
-	s.peak(dev, used-old+bytes)
+	used, _, _ := a.used(dev, nil)
+	s.peak(dev, used)
 	return true
 }
 
@@ -310,14 +305,21 @@ func (s *Session) Info(dev int) Info {
 	defer s.leave()
 	a := s.file
 	i := Info{Total: a.caps[dev]}
-	i.Used, _, i.Sessions = a.used(dev)
+	i.Used, _, i.Sessions = a.used(dev, nil)
+	if p := s.part; p != nil {
+		// What is free is what can be allocated: less than the part has left if others have taken most of the lease.
+		free := i.Total - min(i.Used, i.Total)
+		i.Total = p.caps[dev]
+		i.Used, _, _ = a.used(dev, p)
+		i.Used = max(i.Used, i.Total-min(free, i.Total))
+	}
 	// Everybody on the device counts here, whatever the lease: the caller
 	// wants to know whether the device's use is its own.
 	i.Sessions += uint32(min(a.word(atOthers+8*dev).Load(), 1<<20))
 	return i
 }
 
-// Processes lists the lease's processes that use the device, by their ids.
+// Processes lists the lease's processes that use the device, or the part's, by their ids.
 func (s *Session) Processes(dev int) []Process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -327,7 +329,7 @@ func (s *Session) Processes(dev int) []Process {
 	a := s.file
 	var ps []Process
 	for i := range a.high() {
-		if r, o := a.held(i, dev); r+o > 0 {
+		if r, o := a.held(i, dev); r+o > 0 && (s.part == nil || a.in(s.part, i)) {
 			ps = append(ps, Process{Client{uint32(a.slotWord(i, slClient).Load()), a.text(slotAt(i)+slName, nameSize)}, r + o})
 		}
 	}

@@ -149,6 +149,8 @@ type Start struct {
 	// that counts them comes behind the directory.
 	StoreTotal    int64 `json:",omitempty"`
 	StoreKeepFree int64 `json:",omitempty"` // bytes that images leave free
+	// Part says that the session is of a part of the lease. The part's file comes behind the account.
+	Part bool `json:",omitempty"`
 	// SharedDir says that the lease's directory for /dev/shm comes next.
 	SharedDir bool `json:",omitempty"`
 	// HostMemory is the host memory in bytes that the session must end beyond, 0 where a
@@ -403,7 +405,7 @@ func (p *Process) Await(until time.Time) error {
 // Receive waits for START; nil when the starter is gone, or needs no session.
 func Receive() (*Start, []int, error) {
 	buf := make([]byte, MaxStart)
-	oob := make([]byte, unix.CmsgSpace(4*(5+2*wire.MaxDevices)))
+	oob := make([]byte, unix.CmsgSpace(4*(7+2*wire.MaxDevices)))
 	var n, on int
 	var err error
 	for {
@@ -435,6 +437,9 @@ func Receive() (*Start, []int, error) {
 		want++
 	}
 	if st.SharedDir {
+		want++
+	}
+	if st.Part {
 		want++
 	}
 	if st.Detached {

@@ -114,18 +114,38 @@ func (p *pages) debit(tenant int, from, to, now int64) bool {
 	gen, bound, took := p.policyOf(tenant).gen(), v.bound(s.vt, s.share), int64(0)
 	p.debts(tenant, func(debt, debited *atomic.Uint64) {
 		took = min(notCharged(debited, from, to, now), maxDebit)
-		for range 1000 {
-			old := debt.Load()
-			until := max(bound, debtWord(old).until(tenant, gen)) + took*fullShare/s.debtShare()
-			if debt.CompareAndSwap(old, uint64(packDebt(until, tenant, gen))) {
-				break
-			}
-		}
+		lengthen(debt, tenant, gen, bound, took*fullShare/s.debtShare())
 	})
 	if holder >= 0 {
 		p.credit(&v, t, took)
 	}
 	return true
+}
+
+// lengthen adds to the time until which a tenant's debt lasts, which is not before least.
+func lengthen(debt *atomic.Uint64, tenant int, gen uint32, least, more int64) {
+	for range 1000 {
+		old := debt.Load()
+		until := max(least, debtWord(old).until(tenant, gen)) + more
+		if debt.CompareAndSwap(old, uint64(packDebt(max(until, 0), tenant, gen))) {
+			return
+		}
+	}
+}
+
+// moveDebt has tenant to owe num of den parts of what tenant from owes.
+func (p *pages) moveDebt(from, to int, num, den int64) {
+	now := p.now()
+	var v view
+	p.load(&v, now)
+	moved := min(int64(float64(v.owes(from))*float64(num)/float64(den)), maxDebit)
+	if moved <= 0 {
+		return
+	}
+	for i, n := range map[int]int64{from: -moved, to: moved} {
+		s := &v.tenants[i]
+		p.debts(i, func(debt, _ *atomic.Uint64) { lengthen(debt, i, p.policyOf(i).gen(), now, n*fullShare/s.debtShare()) })
+	}
 }
 
 // notCharged returns how much of the time from one time to another is after the time in a word,

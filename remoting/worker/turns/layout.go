@@ -40,7 +40,8 @@ type policyFile struct {
 // tenantPolicy is a tenant's record in the policy file.
 type tenantPolicy struct {
 	word atomic.Uint64 // a policyWord
-	_    [8]byte
+	// of is packTenant of the lease that the tenant is a part of; 0: it is a lease.
+	of   atomic.Uint64
 	name leaseName
 	_    [16]byte
 }
@@ -195,6 +196,19 @@ func (p *pages) member(i int) *memberState        { return &p.state.members[i] }
 func (p *pages) policyOf(i int) policyWord        { return policyWord(p.policy.tenants[i].word.Load()) }
 func (p *pages) nameOf(i int) leaseName           { return p.policy.tenants[i].name }
 func (p *pages) count(i, what int) *atomic.Uint64 { return &p.tenant(i).counters[what] }
+
+// leaseOf returns the tenant that a tenant is a part of, or the tenant itself.
+func (p *pages) leaseOf(i int) int {
+	w := p.policy.tenants[i].of.Load()
+	k := int(uint32(w)) - 1
+	if k < 0 || k >= MaxTenants || k == i {
+		return i
+	}
+	if pol := p.policyOf(k); !pol.present() || pol.gen() != uint32(w>>32) {
+		return i
+	}
+	return k
+}
 
 func (p *pages) tenants() int { return int(min(p.policy.high.Load(), MaxTenants)) }
 func (p *pages) members() int { return int(min(p.state.high.Load(), MaxMembers)) }

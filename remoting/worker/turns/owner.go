@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// addTenant gives a free record to a lease. The word that makes it a tenant comes last.
-func (p *pages) addTenant(i int, name leaseName, pol Policy) {
+// addTenant gives a free record to a lease, or to a part of the tenant of unless that is nobody. The word that makes it a tenant comes last.
+func (p *pages) addTenant(i int, name leaseName, of int, pol Policy) {
 	old, t := p.policyOf(i), p.tenant(i)
 	p.stores[i] = nil
 	// The wakeup stays: sessions of the lease before may still wait there.
@@ -21,6 +21,10 @@ func (p *pages) addTenant(i int, name leaseName, pol Policy) {
 		t.counters[k].Store(0)
 	}
 	p.policy.tenants[i].name = name
+	p.policy.tenants[i].of.Store(0)
+	if of != nobody {
+		p.policy.tenants[i].of.Store(packTenant(of, p.policyOf(of).gen()))
+	}
 	raise(&p.policy.high, uint64(i+1))
 	p.setWord(i, packPolicy(pol, old.gen()+1))
 }
@@ -34,7 +38,7 @@ func (p *pages) setWord(i int, w policyWord) {
 	p.load(&before, p.now())
 	after, pol := before, w.policy()
 	s := &after.tenants[i]
-	s.present, s.kind, s.weight = w.present(), pol.Kind, int64(pol.Weight)
+	s.present, s.kind, s.weight, s.lease = w.present(), pol.Kind, int64(pol.Weight), p.leaseOf(i)
 	after.setShares()
 	p.rescaleDebts(&before, &after, true)
 	p.policy.tenants[i].word.Store(uint64(w))
@@ -64,11 +68,24 @@ func (p *pages) removeTenant(i int) {
 		return
 	}
 	p.setWord(i, w&^pwPresent)
+	p.policy.tenants[i].of.Store(0)
 	p.stores[i] = nil
 	if t := p.token(); t.tenant() == i {
 		p.pass(t, p.now(), i)
 	}
 	wake(&p.tenant(i).wakeup)
+}
+
+// addCounters adds what a part has had to what its lease has had.
+func (p *pages) addCounters(lease, part int) {
+	for k := range p.tenant(part).counters {
+		n := p.count(part, k).Load()
+		if k == cLongest {
+			raise(p.count(lease, k), n)
+			continue
+		}
+		p.count(lease, k).Add(n)
+	}
 }
 
 // processEnded frees the members of a process.
@@ -119,7 +136,7 @@ func (p *pages) freeStrangers(old map[int]stranger, at time.Time, known func(lea
 	for i := range MaxMembers {
 		w := p.member(i).owner.Load()
 		pid, tenant := uint32(w), p.tenantOf(i)
-		if w == 0 || of[pid] == 1 && tenant != nobody && known(p.nameOf(tenant).String(), int(int32(pid))) {
+		if w == 0 || of[pid] == 1 && tenant != nobody && known(p.nameOf(p.leaseOf(tenant)).String(), int(int32(pid))) {
 			continue
 		}
 		s, seen := old[i]
@@ -167,8 +184,9 @@ func (p *pages) read() []TenantCounters {
 		}
 		n := func(c int) uint64 { return p.count(i, c).Load() }
 		d := func(c int) time.Duration { return time.Duration(min(n(c), 1<<62)) }
+		lease, part := p.nameOf(i).split()
 		c := TenantCounters{
-			Tenant: i, Lease: p.nameOf(i).String(), Policy: pol.policy(),
+			Tenant: i, Lease: lease, Part: part, Policy: pol.policy(),
 			Share: uint32(v.tenants[i].share / (fullShare / FullWeight)), Most: uint32(v.most(i) / (fullShare / FullWeight)), Wants: v.tenants[i].want,
 			Owes: time.Duration(v.owes(i)), Ends: p.endsOverruns(&v, i),
 			Counters: Counters{

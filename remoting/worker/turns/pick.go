@@ -36,6 +36,7 @@ const (
 
 // A tenant is a tenant's record as a decision sees it.
 type tenant struct {
+	lease          int // the tenant that it is a part of, or itself
 	kind           Kind
 	weight         int64
 	lend           bool
@@ -69,7 +70,7 @@ func (p *pages) load(v *view, now int64) {
 		}
 		pol, rec, s := w.policy(), p.tenant(i), &v.tenants[i]
 		*s = tenant{
-			kind: pol.Kind, weight: int64(pol.Weight), present: true,
+			lease: p.leaseOf(i), kind: pol.Kind, weight: int64(pol.Weight), present: true,
 			lend: pol.Lend || pol.Kind == BestEffort || pol.Kind == Equal && active,
 			vt:   int64(rec.vt.Load()), borrowedVT: int64(rec.borrowedVT.Load()),
 			skipUntil: int64(rec.skipUntil.Load()),
@@ -126,18 +127,25 @@ func (v *view) levelLoans(grace int64) {
 	}
 }
 
-// setShares works out what each tenant has of the GPU.
+// setShares works out what each tenant has of the GPU. A lease and its parts count as one lease, and divide what it has by their weights.
 func (v *view) setShares() {
 	var fixed, sum, nequal, nbest int64
+	var equal, best [MaxTenants]int64 // weights of a lease and its parts together
 	for i := range v.n {
 		switch s := &v.tenants[i]; {
 		case !s.present:
 		case s.kind == Fixed:
 			fixed += s.weight * (fullShare / FullWeight)
 		case s.kind == Equal:
-			nequal++
+			if equal[s.lease] == 0 {
+				nequal++
+			}
+			equal[s.lease] += s.weight
 		default:
-			nbest++
+			if best[s.lease] == 0 {
+				nbest++
+			}
+			best[s.lease] += s.weight
 			sum += s.weight
 		}
 	}
@@ -151,7 +159,7 @@ func (v *view) setShares() {
 		case s.kind == Fixed:
 			s.share = s.weight * (fullShare / FullWeight)
 		case s.kind == Equal:
-			s.share = rest / (nequal + nbest)
+			s.share = rest / (nequal + nbest) * s.weight / equal[s.lease]
 		default:
 			s.share = rest * nbest / (nequal + nbest) * s.weight / sum
 		}

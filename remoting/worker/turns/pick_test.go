@@ -22,6 +22,9 @@ func newGame(tenants ...tenant) *game {
 	for i := range tenants {
 		g.tenants[i].present = true
 		g.tenants[i].vt = g.now
+		if g.tenants[i].lease == 0 { // no part
+			g.tenants[i].lease = i
+		}
 		if g.tenants[i].kind == BestEffort {
 			g.tenants[i].lend = true
 		}
@@ -33,6 +36,13 @@ func newGame(tenants ...tenant) *game {
 func best(w int64) tenant  { return tenant{kind: BestEffort, weight: w, want: true} }
 func fixed(w int64) tenant { return tenant{kind: Fixed, weight: w, want: true} }
 func equal() tenant        { return tenant{kind: Equal, weight: 1, want: true} }
+
+// of makes a tenant a part of a lease, which is not tenant 0.
+func of(lease int, weight int64, p tenant) tenant {
+	p.lease, p.weight = lease, weight
+	return p
+}
+
 func lending(p tenant) tenant {
 	p.lend = true
 	return p
@@ -109,6 +119,12 @@ func TestShares(t *testing.T) {
 		{"equal, one idle that lends", []tenant{equal(), equal(), idle(lending(equal()))}, []float64{50, 50, 0}},
 		{"equal and best effort", []tenant{equal(), best(5000)}, []float64{50, 50}},
 		{"best effort where all is fixed", []tenant{fixed(10000), best(5000)}, []float64{100, 0}},
+		{"parts of 10 and 30 of 50, fixed", []tenant{fixed(5000), fixed(1000), of(1, 1000, fixed(0)), of(1, 3000, fixed(0))}, []float64{50, 10, 10, 30}},
+		{"parts, fixed, the lease idle", []tenant{idle(fixed(5000)), idle(fixed(1000)), of(1, 1000, fixed(0)), of(1, 3000, fixed(0))}, []float64{0, 0, 10, 30}},
+		{"parts of equal leases", []tenant{equal(), {kind: Equal, weight: 1000, want: true}, of(1, 1000, equal()), of(1, 3000, equal())}, []float64{50, 10, 10, 30}},
+		{"parts of an equal lease beside best effort", []tenant{best(100), {kind: Equal, weight: 2000, want: true}, of(1, 3000, equal())}, []float64{50, 20, 30}},
+		{"parts of best effort beside an equal lease", []tenant{equal(), best(2000), of(1, 3000, best(0))}, []float64{50, 20, 30}},
+		{"parts of best effort", []tenant{best(5000), best(1000), of(1, 1000, best(0)), of(1, 3000, best(0))}, []float64{50, 10, 10, 30}},
 		{"best effort where all is lent", []tenant{idle(lending(fixed(10000))), best(5000)}, []float64{0, 100}},
 	} {
 		near(t, c.name, newGame(c.tenants...).play(100e9), c.want...)

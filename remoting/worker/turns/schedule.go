@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -139,7 +140,23 @@ func (s *Schedule) SetSite(site Site) {
 
 // Add makes a lease a tenant, and returns its number. A lease that is one already gets this
 // policy.
-func (s *Schedule) Add(lease string, p Policy) (int, error) {
+func (s *Schedule) Add(lease string, p Policy) (int, error) { return s.add(lease, nobody, p) }
+
+// AddPart makes a part of a lease a tenant beside the lease, and returns its number. The weights of a lease and its parts add up to what the
+// lease has: the caller lowers the lease's before, and raises it after RemovePart. A part that is a tenant already gets this policy.
+func (s *Schedule) AddPart(of int, part string, p Policy) (int, error) {
+	s.mu.Lock()
+	if s.p == nil || of < 0 || of >= MaxTenants || !s.p.policyOf(of).present() {
+		s.mu.Unlock()
+		return 0, fmt.Errorf("turns: tenant %d: %w", of, ErrEnded)
+	}
+	lease := s.p.nameOf(of).String()
+	s.mu.Unlock()
+	return s.add(lease+partSeparator+part, of, p)
+}
+
+// add adds a lease, or a part of one.
+func (s *Schedule) add(lease string, of int, p Policy) (int, error) {
 	name, err := packName(lease)
 	if err != nil {
 		return 0, err
@@ -162,8 +179,31 @@ func (s *Schedule) Add(lease string, p Policy) (int, error) {
 	if free < 0 {
 		return 0, fmt.Errorf("turns: %w: %d leases", ErrFull, MaxTenants)
 	}
-	s.p.addTenant(free, name, p)
+	s.p.addTenant(free, name, of, p)
 	return free, nil
+}
+
+// MoveDebt has another tenant owe a part of what one owes: num of den. A lease and its parts owe what they owe together so, whichever of them
+// there are.
+func (s *Schedule) MoveDebt(from, to int, num, den uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	valid := func(i int) bool { return i >= 0 && i < MaxTenants && s.p.policyOf(i).present() }
+	if s.p != nil && den > 0 && valid(from) && valid(to) {
+		s.p.moveDebt(from, to, int64(num), int64(den))
+	}
+}
+
+// RemovePart takes a part off the schedule. Its lease, a tenant too, owes what the part owes, and its counters include the part's.
+func (s *Schedule) RemovePart(part, of int) {
+	s.MoveDebt(part, of, 1, 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.p == nil || part < 0 || part >= MaxTenants || of < 0 || of >= MaxTenants || !s.p.policyOf(part).present() {
+		return
+	}
+	s.p.addCounters(of, part)
+	s.p.removeTenant(part)
 }
 
 // Set changes a tenant's policy from the next turn on. What the tenant has had too much or too
@@ -239,7 +279,10 @@ func (s *Schedule) Read() []TenantCounters {
 	return s.p.read()
 }
 
-// leaseName is a lease's name as the policy file keeps it.
+// partSeparator stands between a lease and its part in the name of a tenant that is a part.
+const partSeparator = "."
+
+// leaseName is a lease's name as the policy file keeps it, or a part's.
 type leaseName [leaseNameSize]byte
 
 func packName(lease string) (leaseName, error) {
@@ -262,6 +305,12 @@ func (n leaseName) String() string {
 		}
 	}
 	return string(n[:i])
+}
+
+// split returns the name of a lease, and that of its part, "" if it is none.
+func (n leaseName) split() (lease, part string) {
+	lease, part, _ = strings.Cut(n.String(), partSeparator)
+	return lease, part
 }
 
 func ns(d time.Duration) uint64 { return uint64(max(d, 0)) }

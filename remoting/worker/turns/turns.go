@@ -44,7 +44,7 @@ const (
 // Policy says how much time a tenant gets.
 type Policy struct {
 	Kind   Kind
-	Weight uint32 // 1 to FullWeight; Equal ignores it
+	Weight uint32 // 1 to FullWeight; Equal uses it between a lease and its parts only
 	// Lend lets other tenants use this one's time while it has no work. Best-effort
 	// tenants always lend.
 	Lend bool
@@ -96,6 +96,7 @@ type Counters struct {
 type TenantCounters struct {
 	Tenant  int
 	Lease   string
+	Part    string // of the lease; "" for the lease itself
 	Policy  Policy
 	Share   uint32 // what its policy gives it of the GPU now, in the unit of weights
 	Most    uint32 // the most that the policies of all tenants can give it, whatever the others do, in the same unit

@@ -59,6 +59,8 @@ type Host struct {
 	Node string
 	Has  map[string]lease.Lease // the leases it holds, by job
 	Told []lease.Report         // the reports of any job; nil for one of uid 1000
+
+	Parts []lease.Part // of one job
 }
 
 // Epoch returns a later epoch each time.
@@ -101,10 +103,35 @@ func (h *Host) get(r lease.Request) (lease.Lease, error) {
 	}
 	l := lease.Lease{ID: form.NewLeaseID(), Request: r, State: lease.Granted, Host: r.Key.Node, Made: time.Now()}
 	for i, f := range r.Fractions {
-		l.Grants = append(l.Grants, lease.Grant{Owner: "g1", GPU: "a", Percent: f.Percent, Order: i})
+		l.Grants = append(l.Grants, lease.Grant{Owner: "g1", GPU: "a", Percent: f.Percent, Mem: uint64(f.Percent) << 30, Order: i})
 	}
 	h.Leases[k] = l
 	return l, nil
+}
+
+// GivePart implements jobnode.Host; Parts has what steps have.
+func (h *Host) GivePart(key lease.Key, part lease.Part, here func(uint32) bool) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	left := h.Has[key.Job].Grants[0].Percent
+	for _, p := range h.Parts {
+		if p.Step != part.Step && here(p.Step) {
+			left -= p.Percent
+		}
+	}
+	if part.Percent > left {
+		return lease.Errorf(lease.NoRoom, "%d%% left", left)
+	}
+	h.Parts = append(slices.DeleteFunc(h.Parts, func(p lease.Part) bool { return p.Step == part.Step }), part)
+	return nil
+}
+
+// DropParts implements jobnode.Host.
+func (h *Host) DropParts(_ lease.Key, here func(uint32) bool) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.Parts = slices.DeleteFunc(h.Parts, func(p lease.Part) bool { return !here(p.Step) })
+	return nil
 }
 
 // Acquire grants a lease, or returns Refuse.

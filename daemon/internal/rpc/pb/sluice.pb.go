@@ -1047,6 +1047,7 @@ type Session struct {
 	Use           []*Use                 `protobuf:"bytes,8,rep,name=use,proto3" json:"use,omitempty"`
 	Counts        *Counts                `protobuf:"bytes,9,opt,name=counts,proto3" json:"counts,omitempty"`
 	Link          *Link                  `protobuf:"bytes,10,opt,name=link,proto3" json:"link,omitempty"`
+	Part          *Part                  `protobuf:"bytes,11,opt,name=part,proto3" json:"part,omitempty"` // of the lease; missing for a session that may have all of it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1151,6 +1152,74 @@ func (x *Session) GetLink() *Link {
 	return nil
 }
 
+func (x *Session) GetPart() *Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+// Part is what a step of a job may have of the job's lease.
+type Part struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Step          uint32                 `protobuf:"varint,1,opt,name=step,proto3" json:"step,omitempty"`
+	Percent       uint32                 `protobuf:"varint,2,opt,name=percent,proto3" json:"percent,omitempty"`
+	Mem           uint64                 `protobuf:"varint,3,opt,name=mem,proto3" json:"mem,omitempty"` // bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Part) Reset() {
+	*x = Part{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Part) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Part) ProtoMessage() {}
+
+func (x *Part) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Part.ProtoReflect.Descriptor instead.
+func (*Part) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Part) GetStep() uint32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *Part) GetPercent() uint32 {
+	if x != nil {
+		return x.Percent
+	}
+	return 0
+}
+
+func (x *Part) GetMem() uint64 {
+	if x != nil {
+		return x.Mem
+	}
+	return 0
+}
+
 // Link is what the owner's kernel measures of a session's connection.
 type Link struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1162,7 +1231,7 @@ type Link struct {
 
 func (x *Link) Reset() {
 	*x = Link{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1243,7 @@ func (x *Link) String() string {
 func (*Link) ProtoMessage() {}
 
 func (x *Link) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[12]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1256,7 @@ func (x *Link) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Link.ProtoReflect.Descriptor instead.
 func (*Link) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{12}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Link) GetRoundTrip() *durationpb.Duration {
@@ -1224,7 +1293,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1305,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[13]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1318,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{13}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Share) GetHeld() *durationpb.Duration {
@@ -1344,7 +1413,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1425,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[14]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1438,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{14}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Status) GetLease() *Lease {
@@ -1447,7 +1516,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1459,7 +1528,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[15]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1472,7 +1541,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{15}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Report) GetLease() string {
@@ -1612,7 +1681,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1624,7 +1693,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[16]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1637,7 +1706,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{16}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Failure) GetCode() string {
@@ -1662,7 +1731,7 @@ type InventoryRequest struct {
 
 func (x *InventoryRequest) Reset() {
 	*x = InventoryRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1674,7 +1743,7 @@ func (x *InventoryRequest) String() string {
 func (*InventoryRequest) ProtoMessage() {}
 
 func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[17]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1687,7 +1756,7 @@ func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryRequest.ProtoReflect.Descriptor instead.
 func (*InventoryRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{17}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{18}
 }
 
 type InventoryReply struct {
@@ -1699,7 +1768,7 @@ type InventoryReply struct {
 
 func (x *InventoryReply) Reset() {
 	*x = InventoryReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1711,7 +1780,7 @@ func (x *InventoryReply) String() string {
 func (*InventoryReply) ProtoMessage() {}
 
 func (x *InventoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[18]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1724,7 +1793,7 @@ func (x *InventoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryReply.ProtoReflect.Descriptor instead.
 func (*InventoryReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{18}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *InventoryReply) GetInventory() *Inventory {
@@ -1744,7 +1813,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +1825,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[19]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +1838,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{19}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReserveRequest) GetLease() *Lease {
@@ -1798,7 +1867,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1810,7 +1879,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[20]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1823,7 +1892,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{20}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReserveReply) GetLease() *Lease {
@@ -1849,7 +1918,7 @@ type ConfirmRequest struct {
 
 func (x *ConfirmRequest) Reset() {
 	*x = ConfirmRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1930,7 @@ func (x *ConfirmRequest) String() string {
 func (*ConfirmRequest) ProtoMessage() {}
 
 func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[21]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1943,7 @@ func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmRequest.ProtoReflect.Descriptor instead.
 func (*ConfirmRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{21}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ConfirmRequest) GetId() string {
@@ -1892,7 +1961,7 @@ type ConfirmReply struct {
 
 func (x *ConfirmReply) Reset() {
 	*x = ConfirmReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +1973,7 @@ func (x *ConfirmReply) String() string {
 func (*ConfirmReply) ProtoMessage() {}
 
 func (x *ConfirmReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[22]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +1986,7 @@ func (x *ConfirmReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmReply.ProtoReflect.Descriptor instead.
 func (*ConfirmReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{22}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{23}
 }
 
 type RenewRequest struct {
@@ -1929,7 +1998,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +2010,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[23]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +2023,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{23}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RenewRequest) GetIds() []string {
@@ -1973,7 +2042,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1985,7 +2054,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[24]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1998,7 +2067,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{24}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RenewReply) GetKnown() []string {
@@ -2019,7 +2088,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2031,7 +2100,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[25]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2044,7 +2113,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{25}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReleaseRequest) GetId() string {
@@ -2076,7 +2145,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2157,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[26]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2170,7 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{26}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{27}
 }
 
 type ListRequest struct {
@@ -2113,7 +2182,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2194,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[27]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2207,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{27}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -2157,7 +2226,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2238,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[28]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2251,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{28}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListReply) GetLeases() []*Status {
@@ -2202,7 +2271,7 @@ type ReportsRequest struct {
 
 func (x *ReportsRequest) Reset() {
 	*x = ReportsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2283,7 @@ func (x *ReportsRequest) String() string {
 func (*ReportsRequest) ProtoMessage() {}
 
 func (x *ReportsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[29]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2296,7 @@ func (x *ReportsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportsRequest.ProtoReflect.Descriptor instead.
 func (*ReportsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{29}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReportsRequest) GetCluster() string {
@@ -2253,7 +2322,7 @@ type ReportsReply struct {
 
 func (x *ReportsReply) Reset() {
 	*x = ReportsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2334,7 @@ func (x *ReportsReply) String() string {
 func (*ReportsReply) ProtoMessage() {}
 
 func (x *ReportsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[30]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2347,7 @@ func (x *ReportsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportsReply.ProtoReflect.Descriptor instead.
 func (*ReportsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{30}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReportsReply) GetReports() []*Report {
@@ -2303,7 +2372,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2384,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[31]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2397,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{31}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetRequest) GetLease() string {
@@ -2382,7 +2451,7 @@ type SetReply struct {
 
 func (x *SetReply) Reset() {
 	*x = SetReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2394,7 +2463,7 @@ func (x *SetReply) String() string {
 func (*SetReply) ProtoMessage() {}
 
 func (x *SetReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[32]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2407,7 +2476,7 @@ func (x *SetReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReply.ProtoReflect.Descriptor instead.
 func (*SetReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{32}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SetReply) GetLease() *Lease {
@@ -2431,7 +2500,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2443,7 +2512,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[33]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2456,7 +2525,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{33}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DrainRequest) GetOwner() string {
@@ -2503,7 +2572,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2515,7 +2584,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[34]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2528,7 +2597,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{34}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DrainReply) GetGpus() []*GPU {
@@ -2547,13 +2616,14 @@ type OfferRequest struct {
 	Program       []byte                 `protobuf:"bytes,5,opt,name=program,proto3" json:"program,omitempty"`
 	Encrypt       bool                   `protobuf:"varint,6,opt,name=encrypt,proto3" json:"encrypt,omitempty"`
 	CertHash      []byte                 `protobuf:"bytes,7,opt,name=cert_hash,json=certHash,proto3" json:"cert_hash,omitempty"` // SHA-256
+	Part          *Part                  `protobuf:"bytes,8,opt,name=part,proto3" json:"part,omitempty"`                         // missing for all of the lease
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OfferRequest) Reset() {
 	*x = OfferRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2565,7 +2635,7 @@ func (x *OfferRequest) String() string {
 func (*OfferRequest) ProtoMessage() {}
 
 func (x *OfferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[35]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2578,7 +2648,7 @@ func (x *OfferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferRequest.ProtoReflect.Descriptor instead.
 func (*OfferRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{35}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *OfferRequest) GetLease() string {
@@ -2630,6 +2700,13 @@ func (x *OfferRequest) GetCertHash() []byte {
 	return nil
 }
 
+func (x *OfferRequest) GetPart() *Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
 // A process of the caller's node has ended that had sessions in a lease.
 type GoneRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2641,7 +2718,7 @@ type GoneRequest struct {
 
 func (x *GoneRequest) Reset() {
 	*x = GoneRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2653,7 +2730,7 @@ func (x *GoneRequest) String() string {
 func (*GoneRequest) ProtoMessage() {}
 
 func (x *GoneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[36]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2666,7 +2743,7 @@ func (x *GoneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoneRequest.ProtoReflect.Descriptor instead.
 func (*GoneRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{36}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GoneRequest) GetLease() string {
@@ -2691,7 +2768,7 @@ type GoneReply struct {
 
 func (x *GoneReply) Reset() {
 	*x = GoneReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +2780,7 @@ func (x *GoneReply) String() string {
 func (*GoneReply) ProtoMessage() {}
 
 func (x *GoneReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[37]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +2793,7 @@ func (x *GoneReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoneReply.ProtoReflect.Descriptor instead.
 func (*GoneReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{37}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
 }
 
 type OfferReply struct {
@@ -2725,13 +2802,14 @@ type OfferReply struct {
 	Ticket        []byte                 `protobuf:"bytes,2,opt,name=ticket,proto3" json:"ticket,omitempty"`                     // 16 bytes
 	Secret        []byte                 `protobuf:"bytes,3,opt,name=secret,proto3" json:"secret,omitempty"`                     // 32 bytes
 	CertHash      []byte                 `protobuf:"bytes,4,opt,name=cert_hash,json=certHash,proto3" json:"cert_hash,omitempty"` // SHA-256, or empty
+	Part          bool                   `protobuf:"varint,5,opt,name=part,proto3" json:"part,omitempty"`                        // the part that was asked for will be kept to; an owner that knows of no parts does not say so
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OfferReply) Reset() {
 	*x = OfferReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2743,7 +2821,7 @@ func (x *OfferReply) String() string {
 func (*OfferReply) ProtoMessage() {}
 
 func (x *OfferReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[38]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2756,7 +2834,7 @@ func (x *OfferReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferReply.ProtoReflect.Descriptor instead.
 func (*OfferReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{38}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *OfferReply) GetAddr() string {
@@ -2787,6 +2865,13 @@ func (x *OfferReply) GetCertHash() []byte {
 	return nil
 }
 
+func (x *OfferReply) GetPart() bool {
+	if x != nil {
+		return x.Part
+	}
+	return false
+}
+
 // ProbeOrder asks for connections over which the caller's node measures the link.
 type ProbeOrder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2800,7 +2885,7 @@ type ProbeOrder struct {
 
 func (x *ProbeOrder) Reset() {
 	*x = ProbeOrder{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2812,7 +2897,7 @@ func (x *ProbeOrder) String() string {
 func (*ProbeOrder) ProtoMessage() {}
 
 func (x *ProbeOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[39]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2825,7 +2910,7 @@ func (x *ProbeOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeOrder.ProtoReflect.Descriptor instead.
 func (*ProbeOrder) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{39}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ProbeOrder) GetUid() uint32 {
@@ -2865,7 +2950,7 @@ type ProbeOffer struct {
 
 func (x *ProbeOffer) Reset() {
 	*x = ProbeOffer{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2877,7 +2962,7 @@ func (x *ProbeOffer) String() string {
 func (*ProbeOffer) ProtoMessage() {}
 
 func (x *ProbeOffer) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[40]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2890,7 +2975,7 @@ func (x *ProbeOffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeOffer.ProtoReflect.Descriptor instead.
 func (*ProbeOffer) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{40}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ProbeOffer) GetOffers() []*OfferReply {
@@ -2910,7 +2995,7 @@ type HeldRequest struct {
 
 func (x *HeldRequest) Reset() {
 	*x = HeldRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2922,7 +3007,7 @@ func (x *HeldRequest) String() string {
 func (*HeldRequest) ProtoMessage() {}
 
 func (x *HeldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[41]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2935,7 +3020,7 @@ func (x *HeldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldRequest.ProtoReflect.Descriptor instead.
 func (*HeldRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{41}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *HeldRequest) GetHoldings() []*Holding {
@@ -2960,7 +3045,7 @@ type Holding struct {
 
 func (x *Holding) Reset() {
 	*x = Holding{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2972,7 +3057,7 @@ func (x *Holding) String() string {
 func (*Holding) ProtoMessage() {}
 
 func (x *Holding) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[42]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2985,7 +3070,7 @@ func (x *Holding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holding.ProtoReflect.Descriptor instead.
 func (*Holding) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{42}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Holding) GetUid() uint32 {
@@ -3039,7 +3124,7 @@ type HeldReply struct {
 
 func (x *HeldReply) Reset() {
 	*x = HeldReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3136,7 @@ func (x *HeldReply) String() string {
 func (*HeldReply) ProtoMessage() {}
 
 func (x *HeldReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[43]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3149,7 @@ func (x *HeldReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldReply.ProtoReflect.Descriptor instead.
 func (*HeldReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{43}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *HeldReply) GetHeld() []*Held {
@@ -3086,7 +3171,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3098,7 +3183,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[44]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3111,7 +3196,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{44}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Held) GetPercent() uint64 {
@@ -3151,7 +3236,7 @@ type AcquireRequest struct {
 
 func (x *AcquireRequest) Reset() {
 	*x = AcquireRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3163,7 +3248,7 @@ func (x *AcquireRequest) String() string {
 func (*AcquireRequest) ProtoMessage() {}
 
 func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[45]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3176,7 +3261,7 @@ func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireRequest.ProtoReflect.Descriptor instead.
 func (*AcquireRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{45}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AcquireRequest) GetRequest() *Request {
@@ -3196,7 +3281,7 @@ type AcquireReply struct {
 
 func (x *AcquireReply) Reset() {
 	*x = AcquireReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3208,7 +3293,7 @@ func (x *AcquireReply) String() string {
 func (*AcquireReply) ProtoMessage() {}
 
 func (x *AcquireReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[46]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3221,7 +3306,7 @@ func (x *AcquireReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireReply.ProtoReflect.Descriptor instead.
 func (*AcquireReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{46}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AcquireReply) GetLease() *Lease {
@@ -3247,7 +3332,7 @@ type PoolRequest struct {
 
 func (x *PoolRequest) Reset() {
 	*x = PoolRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3259,7 +3344,7 @@ func (x *PoolRequest) String() string {
 func (*PoolRequest) ProtoMessage() {}
 
 func (x *PoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[47]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3272,7 +3357,7 @@ func (x *PoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolRequest.ProtoReflect.Descriptor instead.
 func (*PoolRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{47}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PoolRequest) GetName() string {
@@ -3291,7 +3376,7 @@ type PoolReply struct {
 
 func (x *PoolReply) Reset() {
 	*x = PoolReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3303,7 +3388,7 @@ func (x *PoolReply) String() string {
 func (*PoolReply) ProtoMessage() {}
 
 func (x *PoolReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[48]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3316,7 +3401,7 @@ func (x *PoolReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReply.ProtoReflect.Descriptor instead.
 func (*PoolReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{48}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PoolReply) GetPools() []*Pool {
@@ -3337,7 +3422,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3349,7 +3434,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[49]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3362,7 +3447,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{49}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Pool) GetName() string {
@@ -3397,7 +3482,7 @@ type PoolOwner struct {
 
 func (x *PoolOwner) Reset() {
 	*x = PoolOwner{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3409,7 +3494,7 @@ func (x *PoolOwner) String() string {
 func (*PoolOwner) ProtoMessage() {}
 
 func (x *PoolOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[50]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3422,7 +3507,7 @@ func (x *PoolOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolOwner.ProtoReflect.Descriptor instead.
 func (*PoolOwner) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{50}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PoolOwner) GetName() string {
@@ -3454,7 +3539,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3466,7 +3551,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[51]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3479,7 +3564,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{51}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
 }
 
 type HealthReply struct {
@@ -3491,7 +3576,7 @@ type HealthReply struct {
 
 func (x *HealthReply) Reset() {
 	*x = HealthReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3503,7 +3588,7 @@ func (x *HealthReply) String() string {
 func (*HealthReply) ProtoMessage() {}
 
 func (x *HealthReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[52]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3516,7 +3601,7 @@ func (x *HealthReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthReply.ProtoReflect.Descriptor instead.
 func (*HealthReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{52}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *HealthReply) GetChecks() []*Check {
@@ -3540,7 +3625,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3552,7 +3637,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[53]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3565,7 +3650,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{53}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Check) GetName() string {
@@ -3618,7 +3703,7 @@ type HealthAllRequest struct {
 
 func (x *HealthAllRequest) Reset() {
 	*x = HealthAllRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3630,7 +3715,7 @@ func (x *HealthAllRequest) String() string {
 func (*HealthAllRequest) ProtoMessage() {}
 
 func (x *HealthAllRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[54]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3643,7 +3728,7 @@ func (x *HealthAllRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthAllRequest.ProtoReflect.Descriptor instead.
 func (*HealthAllRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{54}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
 }
 
 type HealthAllReply struct {
@@ -3661,7 +3746,7 @@ type HealthAllReply struct {
 
 func (x *HealthAllReply) Reset() {
 	*x = HealthAllReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3673,7 +3758,7 @@ func (x *HealthAllReply) String() string {
 func (*HealthAllReply) ProtoMessage() {}
 
 func (x *HealthAllReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[55]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3686,7 +3771,7 @@ func (x *HealthAllReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthAllReply.ProtoReflect.Descriptor instead.
 func (*HealthAllReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{55}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *HealthAllReply) GetFindings() []*NodesCheck {
@@ -3749,7 +3834,7 @@ type NodesCheck struct {
 
 func (x *NodesCheck) Reset() {
 	*x = NodesCheck{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3761,7 +3846,7 @@ func (x *NodesCheck) String() string {
 func (*NodesCheck) ProtoMessage() {}
 
 func (x *NodesCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[56]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3774,7 +3859,7 @@ func (x *NodesCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesCheck.ProtoReflect.Descriptor instead.
 func (*NodesCheck) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{56}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *NodesCheck) GetCheck() *Check {
@@ -3800,7 +3885,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3812,7 +3897,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[57]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3825,7 +3910,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{57}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ExplainRequest) GetJob() string {
@@ -3844,7 +3929,7 @@ type ExplainReply struct {
 
 func (x *ExplainReply) Reset() {
 	*x = ExplainReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3856,7 +3941,7 @@ func (x *ExplainReply) String() string {
 func (*ExplainReply) ProtoMessage() {}
 
 func (x *ExplainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[58]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3869,7 +3954,7 @@ func (x *ExplainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
 func (*ExplainReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{58}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExplainReply) GetEvents() []*Event {
@@ -3900,7 +3985,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3912,7 +3997,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[59]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3925,7 +4010,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{59}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -4027,7 +4112,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4039,7 +4124,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[60]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4052,7 +4137,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{60}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{61}
 }
 
 type StatsReply struct {
@@ -4068,7 +4153,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4080,7 +4165,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[61]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4093,7 +4178,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{61}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *StatsReply) GetNode() string {
@@ -4149,7 +4234,7 @@ type GPUStats struct {
 
 func (x *GPUStats) Reset() {
 	*x = GPUStats{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4161,7 +4246,7 @@ func (x *GPUStats) String() string {
 func (*GPUStats) ProtoMessage() {}
 
 func (x *GPUStats) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[62]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4174,7 +4259,7 @@ func (x *GPUStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUStats.ProtoReflect.Descriptor instead.
 func (*GPUStats) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{62}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GPUStats) GetGpu() *GPU {
@@ -4242,7 +4327,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4254,7 +4339,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[63]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4267,7 +4352,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{63}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ProbeRequest) GetOwner() string {
@@ -4286,7 +4371,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4298,7 +4383,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[64]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4311,7 +4396,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{64}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ProbeReply) GetProbe() *Probe {
@@ -4343,7 +4428,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4355,7 +4440,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[65]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4368,7 +4453,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{65}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Probe) GetNode() string {
@@ -4480,7 +4565,7 @@ type ProbeFlow struct {
 
 func (x *ProbeFlow) Reset() {
 	*x = ProbeFlow{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4492,7 +4577,7 @@ func (x *ProbeFlow) String() string {
 func (*ProbeFlow) ProtoMessage() {}
 
 func (x *ProbeFlow) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[66]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4505,7 +4590,7 @@ func (x *ProbeFlow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeFlow.ProtoReflect.Descriptor instead.
 func (*ProbeFlow) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{66}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ProbeFlow) GetUp() bool {
@@ -4586,7 +4671,7 @@ type ProbeEnd struct {
 
 func (x *ProbeEnd) Reset() {
 	*x = ProbeEnd{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4598,7 +4683,7 @@ func (x *ProbeEnd) String() string {
 func (*ProbeEnd) ProtoMessage() {}
 
 func (x *ProbeEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[67]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4611,7 +4696,7 @@ func (x *ProbeEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeEnd.ProtoReflect.Descriptor instead.
 func (*ProbeEnd) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{67}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ProbeEnd) GetDevice() string {
@@ -4672,7 +4757,7 @@ type JobRunRequest struct {
 
 func (x *JobRunRequest) Reset() {
 	*x = JobRunRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4684,7 +4769,7 @@ func (x *JobRunRequest) String() string {
 func (*JobRunRequest) ProtoMessage() {}
 
 func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[68]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4697,7 +4782,7 @@ func (x *JobRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRunRequest.ProtoReflect.Descriptor instead.
 func (*JobRunRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{68}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *JobRunRequest) GetRun() *JobRun {
@@ -4716,7 +4801,7 @@ type JobRequest struct {
 
 func (x *JobRequest) Reset() {
 	*x = JobRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4728,7 +4813,7 @@ func (x *JobRequest) String() string {
 func (*JobRequest) ProtoMessage() {}
 
 func (x *JobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[69]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4741,7 +4826,7 @@ func (x *JobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRequest.ProtoReflect.Descriptor instead.
 func (*JobRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{69}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *JobRequest) GetJob() string {
@@ -4773,7 +4858,7 @@ type JobRun struct {
 
 func (x *JobRun) Reset() {
 	*x = JobRun{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4785,7 +4870,7 @@ func (x *JobRun) String() string {
 func (*JobRun) ProtoMessage() {}
 
 func (x *JobRun) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[70]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4798,7 +4883,7 @@ func (x *JobRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobRun.ProtoReflect.Descriptor instead.
 func (*JobRun) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{70}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *JobRun) GetJob() string {
@@ -4909,7 +4994,7 @@ type Wish struct {
 
 func (x *Wish) Reset() {
 	*x = Wish{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4921,7 +5006,7 @@ func (x *Wish) String() string {
 func (*Wish) ProtoMessage() {}
 
 func (x *Wish) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[71]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4934,7 +5019,7 @@ func (x *Wish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wish.ProtoReflect.Descriptor instead.
 func (*Wish) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{71}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Wish) GetName() string {
@@ -4962,7 +5047,7 @@ type JobAnswerReply struct {
 
 func (x *JobAnswerReply) Reset() {
 	*x = JobAnswerReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4974,7 +5059,7 @@ func (x *JobAnswerReply) String() string {
 func (*JobAnswerReply) ProtoMessage() {}
 
 func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[72]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4987,7 +5072,7 @@ func (x *JobAnswerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobAnswerReply.ProtoReflect.Descriptor instead.
 func (*JobAnswerReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{72}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *JobAnswerReply) GetOutcome() string {
@@ -5020,7 +5105,7 @@ type EnvReply struct {
 
 func (x *EnvReply) Reset() {
 	*x = EnvReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5032,7 +5117,7 @@ func (x *EnvReply) String() string {
 func (*EnvReply) ProtoMessage() {}
 
 func (x *EnvReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[73]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5045,7 +5130,7 @@ func (x *EnvReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvReply.ProtoReflect.Descriptor instead.
 func (*EnvReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{73}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EnvReply) GetOps() []*EnvOp {
@@ -5066,7 +5151,7 @@ type EnvOp struct {
 
 func (x *EnvOp) Reset() {
 	*x = EnvOp{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5078,7 +5163,7 @@ func (x *EnvOp) String() string {
 func (*EnvOp) ProtoMessage() {}
 
 func (x *EnvOp) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[74]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5091,7 +5176,7 @@ func (x *EnvOp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvOp.ProtoReflect.Descriptor instead.
 func (*EnvOp) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{74}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *EnvOp) GetPrepend() bool {
@@ -5126,7 +5211,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5138,7 +5223,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[75]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5151,7 +5236,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{75}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Mark) GetEpoch() uint64 {
@@ -5179,7 +5264,7 @@ type LeaseRef struct {
 
 func (x *LeaseRef) Reset() {
 	*x = LeaseRef{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5191,7 +5276,7 @@ func (x *LeaseRef) String() string {
 func (*LeaseRef) ProtoMessage() {}
 
 func (x *LeaseRef) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[76]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5204,7 +5289,7 @@ func (x *LeaseRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseRef.ProtoReflect.Descriptor instead.
 func (*LeaseRef) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{76}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *LeaseRef) GetId() string {
@@ -5240,7 +5325,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5252,7 +5337,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[77]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5265,7 +5350,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{77}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *WatchRequest) GetSince() *Mark {
@@ -5294,7 +5379,7 @@ type WatchReply struct {
 
 func (x *WatchReply) Reset() {
 	*x = WatchReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5306,7 +5391,7 @@ func (x *WatchReply) String() string {
 func (*WatchReply) ProtoMessage() {}
 
 func (x *WatchReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[78]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5319,7 +5404,7 @@ func (x *WatchReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchReply.ProtoReflect.Descriptor instead.
 func (*WatchReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{78}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *WatchReply) GetInventory() *Inventory {
@@ -5361,7 +5446,7 @@ type Whereabouts struct {
 
 func (x *Whereabouts) Reset() {
 	*x = Whereabouts{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5373,7 +5458,7 @@ func (x *Whereabouts) String() string {
 func (*Whereabouts) ProtoMessage() {}
 
 func (x *Whereabouts) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[79]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5386,7 +5471,7 @@ func (x *Whereabouts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Whereabouts.ProtoReflect.Descriptor instead.
 func (*Whereabouts) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{79}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Whereabouts) GetNode() string {
@@ -5414,7 +5499,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5426,7 +5511,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[80]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5439,7 +5524,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{80}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RegisterRequest) GetCluster() string {
@@ -5471,7 +5556,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[81]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5483,7 +5568,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[81]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5496,7 +5581,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{81}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{82}
 }
 
 type WhereRequest struct {
@@ -5509,7 +5594,7 @@ type WhereRequest struct {
 
 func (x *WhereRequest) Reset() {
 	*x = WhereRequest{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[82]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5521,7 +5606,7 @@ func (x *WhereRequest) String() string {
 func (*WhereRequest) ProtoMessage() {}
 
 func (x *WhereRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[82]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5534,7 +5619,7 @@ func (x *WhereRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhereRequest.ProtoReflect.Descriptor instead.
 func (*WhereRequest) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{82}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *WhereRequest) GetCluster() string {
@@ -5561,7 +5646,7 @@ type WhereReply struct {
 
 func (x *WhereReply) Reset() {
 	*x = WhereReply{}
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[83]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5573,7 +5658,7 @@ func (x *WhereReply) String() string {
 func (*WhereReply) ProtoMessage() {}
 
 func (x *WhereReply) ProtoReflect() protoreflect.Message {
-	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[83]
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5586,7 +5671,7 @@ func (x *WhereReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhereReply.ProtoReflect.Descriptor instead.
 func (*WhereReply) Descriptor() ([]byte, []int) {
-	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{83}
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *WhereReply) GetOwners() []string {
@@ -5691,7 +5776,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x04cuts\x18\b \x01(\x04R\x04cuts\x124\n" +
 	"\bcut_time\x18\t \x01(\v2\x19.google.protobuf.DurationR\acutTime\x12\x14\n" +
 	"\x05saved\x18\n" +
-	" \x01(\x04R\x05saved\"\xd0\x02\n" +
+	" \x01(\x04R\x05saved\"\xf5\x02\n" +
 	"\aSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05lease\x18\x02 \x01(\tR\x05lease\x12*\n" +
@@ -5704,7 +5789,12 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03use\x18\b \x03(\v2\x0e.sluice.v1.UseR\x03use\x12)\n" +
 	"\x06counts\x18\t \x01(\v2\x11.sluice.v1.CountsR\x06counts\x12#\n" +
 	"\x04link\x18\n" +
-	" \x01(\v2\x0f.sluice.v1.LinkR\x04link\"X\n" +
+	" \x01(\v2\x0f.sluice.v1.LinkR\x04link\x12#\n" +
+	"\x04part\x18\v \x01(\v2\x0f.sluice.v1.PartR\x04part\"F\n" +
+	"\x04Part\x12\x12\n" +
+	"\x04step\x18\x01 \x01(\rR\x04step\x12\x18\n" +
+	"\apercent\x18\x02 \x01(\rR\apercent\x12\x10\n" +
+	"\x03mem\x18\x03 \x01(\x04R\x03mem\"X\n" +
 	"\x04Link\x128\n" +
 	"\n" +
 	"round_trip\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\troundTrip\x12\x16\n" +
@@ -5803,7 +5893,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x02by\x18\x05 \x01(\rR\x02by\"0\n" +
 	"\n" +
 	"DrainReply\x12\"\n" +
-	"\x04gpus\x18\x01 \x03(\v2\x0e.sluice.v1.GPUR\x04gpus\"\xad\x01\n" +
+	"\x04gpus\x18\x01 \x03(\v2\x0e.sluice.v1.GPUR\x04gpus\"\xd2\x01\n" +
 	"\fOfferRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\rR\x04kind\x12\x10\n" +
@@ -5811,17 +5901,19 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x18\n" +
 	"\aprogram\x18\x05 \x01(\fR\aprogram\x12\x18\n" +
 	"\aencrypt\x18\x06 \x01(\bR\aencrypt\x12\x1b\n" +
-	"\tcert_hash\x18\a \x01(\fR\bcertHash\"5\n" +
+	"\tcert_hash\x18\a \x01(\fR\bcertHash\x12#\n" +
+	"\x04part\x18\b \x01(\v2\x0f.sluice.v1.PartR\x04part\"5\n" +
 	"\vGoneRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\"\v\n" +
-	"\tGoneReply\"m\n" +
+	"\tGoneReply\"\x81\x01\n" +
 	"\n" +
 	"OfferReply\x12\x12\n" +
 	"\x04addr\x18\x01 \x01(\tR\x04addr\x12\x16\n" +
 	"\x06ticket\x18\x02 \x01(\fR\x06ticket\x12\x16\n" +
 	"\x06secret\x18\x03 \x01(\fR\x06secret\x12\x1b\n" +
-	"\tcert_hash\x18\x04 \x01(\fR\bcertHash\"{\n" +
+	"\tcert_hash\x18\x04 \x01(\fR\bcertHash\x12\x12\n" +
+	"\x04part\x18\x05 \x01(\bR\x04part\"{\n" +
 	"\n" +
 	"ProbeOrder\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\rR\x03uid\x12 \n" +
@@ -6080,7 +6172,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -6094,248 +6186,251 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Use)(nil),                   // 9: sluice.v1.Use
 	(*Counts)(nil),                // 10: sluice.v1.Counts
 	(*Session)(nil),               // 11: sluice.v1.Session
-	(*Link)(nil),                  // 12: sluice.v1.Link
-	(*Share)(nil),                 // 13: sluice.v1.Share
-	(*Status)(nil),                // 14: sluice.v1.Status
-	(*Report)(nil),                // 15: sluice.v1.Report
-	(*Failure)(nil),               // 16: sluice.v1.Failure
-	(*InventoryRequest)(nil),      // 17: sluice.v1.InventoryRequest
-	(*InventoryReply)(nil),        // 18: sluice.v1.InventoryReply
-	(*ReserveRequest)(nil),        // 19: sluice.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 20: sluice.v1.ReserveReply
-	(*ConfirmRequest)(nil),        // 21: sluice.v1.ConfirmRequest
-	(*ConfirmReply)(nil),          // 22: sluice.v1.ConfirmReply
-	(*RenewRequest)(nil),          // 23: sluice.v1.RenewRequest
-	(*RenewReply)(nil),            // 24: sluice.v1.RenewReply
-	(*ReleaseRequest)(nil),        // 25: sluice.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 26: sluice.v1.ReleaseReply
-	(*ListRequest)(nil),           // 27: sluice.v1.ListRequest
-	(*ListReply)(nil),             // 28: sluice.v1.ListReply
-	(*ReportsRequest)(nil),        // 29: sluice.v1.ReportsRequest
-	(*ReportsReply)(nil),          // 30: sluice.v1.ReportsReply
-	(*SetRequest)(nil),            // 31: sluice.v1.SetRequest
-	(*SetReply)(nil),              // 32: sluice.v1.SetReply
-	(*DrainRequest)(nil),          // 33: sluice.v1.DrainRequest
-	(*DrainReply)(nil),            // 34: sluice.v1.DrainReply
-	(*OfferRequest)(nil),          // 35: sluice.v1.OfferRequest
-	(*GoneRequest)(nil),           // 36: sluice.v1.GoneRequest
-	(*GoneReply)(nil),             // 37: sluice.v1.GoneReply
-	(*OfferReply)(nil),            // 38: sluice.v1.OfferReply
-	(*ProbeOrder)(nil),            // 39: sluice.v1.ProbeOrder
-	(*ProbeOffer)(nil),            // 40: sluice.v1.ProbeOffer
-	(*HeldRequest)(nil),           // 41: sluice.v1.HeldRequest
-	(*Holding)(nil),               // 42: sluice.v1.Holding
-	(*HeldReply)(nil),             // 43: sluice.v1.HeldReply
-	(*Held)(nil),                  // 44: sluice.v1.Held
-	(*AcquireRequest)(nil),        // 45: sluice.v1.AcquireRequest
-	(*AcquireReply)(nil),          // 46: sluice.v1.AcquireReply
-	(*PoolRequest)(nil),           // 47: sluice.v1.PoolRequest
-	(*PoolReply)(nil),             // 48: sluice.v1.PoolReply
-	(*Pool)(nil),                  // 49: sluice.v1.Pool
-	(*PoolOwner)(nil),             // 50: sluice.v1.PoolOwner
-	(*HealthRequest)(nil),         // 51: sluice.v1.HealthRequest
-	(*HealthReply)(nil),           // 52: sluice.v1.HealthReply
-	(*Check)(nil),                 // 53: sluice.v1.Check
-	(*HealthAllRequest)(nil),      // 54: sluice.v1.HealthAllRequest
-	(*HealthAllReply)(nil),        // 55: sluice.v1.HealthAllReply
-	(*NodesCheck)(nil),            // 56: sluice.v1.NodesCheck
-	(*ExplainRequest)(nil),        // 57: sluice.v1.ExplainRequest
-	(*ExplainReply)(nil),          // 58: sluice.v1.ExplainReply
-	(*Event)(nil),                 // 59: sluice.v1.Event
-	(*StatsRequest)(nil),          // 60: sluice.v1.StatsRequest
-	(*StatsReply)(nil),            // 61: sluice.v1.StatsReply
-	(*GPUStats)(nil),              // 62: sluice.v1.GPUStats
-	(*ProbeRequest)(nil),          // 63: sluice.v1.ProbeRequest
-	(*ProbeReply)(nil),            // 64: sluice.v1.ProbeReply
-	(*Probe)(nil),                 // 65: sluice.v1.Probe
-	(*ProbeFlow)(nil),             // 66: sluice.v1.ProbeFlow
-	(*ProbeEnd)(nil),              // 67: sluice.v1.ProbeEnd
-	(*JobRunRequest)(nil),         // 68: sluice.v1.JobRunRequest
-	(*JobRequest)(nil),            // 69: sluice.v1.JobRequest
-	(*JobRun)(nil),                // 70: sluice.v1.JobRun
-	(*Wish)(nil),                  // 71: sluice.v1.Wish
-	(*JobAnswerReply)(nil),        // 72: sluice.v1.JobAnswerReply
-	(*EnvReply)(nil),              // 73: sluice.v1.EnvReply
-	(*EnvOp)(nil),                 // 74: sluice.v1.EnvOp
-	(*Mark)(nil),                  // 75: sluice.v1.Mark
-	(*LeaseRef)(nil),              // 76: sluice.v1.LeaseRef
-	(*WatchRequest)(nil),          // 77: sluice.v1.WatchRequest
-	(*WatchReply)(nil),            // 78: sluice.v1.WatchReply
-	(*Whereabouts)(nil),           // 79: sluice.v1.Whereabouts
-	(*RegisterRequest)(nil),       // 80: sluice.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 81: sluice.v1.RegisterReply
-	(*WhereRequest)(nil),          // 82: sluice.v1.WhereRequest
-	(*WhereReply)(nil),            // 83: sluice.v1.WhereReply
-	(*durationpb.Duration)(nil),   // 84: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 85: google.protobuf.Timestamp
+	(*Part)(nil),                  // 12: sluice.v1.Part
+	(*Link)(nil),                  // 13: sluice.v1.Link
+	(*Share)(nil),                 // 14: sluice.v1.Share
+	(*Status)(nil),                // 15: sluice.v1.Status
+	(*Report)(nil),                // 16: sluice.v1.Report
+	(*Failure)(nil),               // 17: sluice.v1.Failure
+	(*InventoryRequest)(nil),      // 18: sluice.v1.InventoryRequest
+	(*InventoryReply)(nil),        // 19: sluice.v1.InventoryReply
+	(*ReserveRequest)(nil),        // 20: sluice.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 21: sluice.v1.ReserveReply
+	(*ConfirmRequest)(nil),        // 22: sluice.v1.ConfirmRequest
+	(*ConfirmReply)(nil),          // 23: sluice.v1.ConfirmReply
+	(*RenewRequest)(nil),          // 24: sluice.v1.RenewRequest
+	(*RenewReply)(nil),            // 25: sluice.v1.RenewReply
+	(*ReleaseRequest)(nil),        // 26: sluice.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 27: sluice.v1.ReleaseReply
+	(*ListRequest)(nil),           // 28: sluice.v1.ListRequest
+	(*ListReply)(nil),             // 29: sluice.v1.ListReply
+	(*ReportsRequest)(nil),        // 30: sluice.v1.ReportsRequest
+	(*ReportsReply)(nil),          // 31: sluice.v1.ReportsReply
+	(*SetRequest)(nil),            // 32: sluice.v1.SetRequest
+	(*SetReply)(nil),              // 33: sluice.v1.SetReply
+	(*DrainRequest)(nil),          // 34: sluice.v1.DrainRequest
+	(*DrainReply)(nil),            // 35: sluice.v1.DrainReply
+	(*OfferRequest)(nil),          // 36: sluice.v1.OfferRequest
+	(*GoneRequest)(nil),           // 37: sluice.v1.GoneRequest
+	(*GoneReply)(nil),             // 38: sluice.v1.GoneReply
+	(*OfferReply)(nil),            // 39: sluice.v1.OfferReply
+	(*ProbeOrder)(nil),            // 40: sluice.v1.ProbeOrder
+	(*ProbeOffer)(nil),            // 41: sluice.v1.ProbeOffer
+	(*HeldRequest)(nil),           // 42: sluice.v1.HeldRequest
+	(*Holding)(nil),               // 43: sluice.v1.Holding
+	(*HeldReply)(nil),             // 44: sluice.v1.HeldReply
+	(*Held)(nil),                  // 45: sluice.v1.Held
+	(*AcquireRequest)(nil),        // 46: sluice.v1.AcquireRequest
+	(*AcquireReply)(nil),          // 47: sluice.v1.AcquireReply
+	(*PoolRequest)(nil),           // 48: sluice.v1.PoolRequest
+	(*PoolReply)(nil),             // 49: sluice.v1.PoolReply
+	(*Pool)(nil),                  // 50: sluice.v1.Pool
+	(*PoolOwner)(nil),             // 51: sluice.v1.PoolOwner
+	(*HealthRequest)(nil),         // 52: sluice.v1.HealthRequest
+	(*HealthReply)(nil),           // 53: sluice.v1.HealthReply
+	(*Check)(nil),                 // 54: sluice.v1.Check
+	(*HealthAllRequest)(nil),      // 55: sluice.v1.HealthAllRequest
+	(*HealthAllReply)(nil),        // 56: sluice.v1.HealthAllReply
+	(*NodesCheck)(nil),            // 57: sluice.v1.NodesCheck
+	(*ExplainRequest)(nil),        // 58: sluice.v1.ExplainRequest
+	(*ExplainReply)(nil),          // 59: sluice.v1.ExplainReply
+	(*Event)(nil),                 // 60: sluice.v1.Event
+	(*StatsRequest)(nil),          // 61: sluice.v1.StatsRequest
+	(*StatsReply)(nil),            // 62: sluice.v1.StatsReply
+	(*GPUStats)(nil),              // 63: sluice.v1.GPUStats
+	(*ProbeRequest)(nil),          // 64: sluice.v1.ProbeRequest
+	(*ProbeReply)(nil),            // 65: sluice.v1.ProbeReply
+	(*Probe)(nil),                 // 66: sluice.v1.Probe
+	(*ProbeFlow)(nil),             // 67: sluice.v1.ProbeFlow
+	(*ProbeEnd)(nil),              // 68: sluice.v1.ProbeEnd
+	(*JobRunRequest)(nil),         // 69: sluice.v1.JobRunRequest
+	(*JobRequest)(nil),            // 70: sluice.v1.JobRequest
+	(*JobRun)(nil),                // 71: sluice.v1.JobRun
+	(*Wish)(nil),                  // 72: sluice.v1.Wish
+	(*JobAnswerReply)(nil),        // 73: sluice.v1.JobAnswerReply
+	(*EnvReply)(nil),              // 74: sluice.v1.EnvReply
+	(*EnvOp)(nil),                 // 75: sluice.v1.EnvOp
+	(*Mark)(nil),                  // 76: sluice.v1.Mark
+	(*LeaseRef)(nil),              // 77: sluice.v1.LeaseRef
+	(*WatchRequest)(nil),          // 78: sluice.v1.WatchRequest
+	(*WatchReply)(nil),            // 79: sluice.v1.WatchReply
+	(*Whereabouts)(nil),           // 80: sluice.v1.Whereabouts
+	(*RegisterRequest)(nil),       // 81: sluice.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 82: sluice.v1.RegisterReply
+	(*WhereRequest)(nil),          // 83: sluice.v1.WhereRequest
+	(*WhereReply)(nil),            // 84: sluice.v1.WhereReply
+	(*durationpb.Duration)(nil),   // 85: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 86: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	0,   // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
 	1,   // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	84,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	85,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,   // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
-	84,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
+	85,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
 	3,   // 5: sluice.v1.Lease.request:type_name -> sluice.v1.Request
 	4,   // 6: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	85,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	85,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	86,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	86,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
 	7,   // 9: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
-	85,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
+	86,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
 	6,   // 11: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	84,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	85,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
-	84,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	84,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
+	85,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	86,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
+	85,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	85,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
 	2,   // 16: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	85,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	86,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
 	9,   // 18: sluice.v1.Session.use:type_name -> sluice.v1.Use
 	10,  // 19: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
-	12,  // 20: sluice.v1.Session.link:type_name -> sluice.v1.Link
-	84,  // 21: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
-	84,  // 22: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	84,  // 23: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	84,  // 24: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	84,  // 25: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	84,  // 26: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	84,  // 27: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	84,  // 28: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
-	5,   // 29: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
-	9,   // 30: sluice.v1.Status.use:type_name -> sluice.v1.Use
-	11,  // 31: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	85,  // 32: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
-	13,  // 33: sluice.v1.Status.shares:type_name -> sluice.v1.Share
-	84,  // 34: sluice.v1.Status.idle:type_name -> google.protobuf.Duration
-	0,   // 35: sluice.v1.Report.key:type_name -> sluice.v1.Key
-	1,   // 36: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
-	4,   // 37: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
-	9,   // 38: sluice.v1.Report.use:type_name -> sluice.v1.Use
-	10,  // 39: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	84,  // 40: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	85,  // 41: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	85,  // 42: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
-	13,  // 43: sluice.v1.Report.shares:type_name -> sluice.v1.Share
-	8,   // 44: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
-	5,   // 45: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	84,  // 46: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	5,   // 47: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
-	16,  // 48: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
-	0,   // 49: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
-	14,  // 50: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
-	15,  // 51: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
-	5,   // 52: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
-	6,   // 53: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
-	38,  // 54: sluice.v1.ProbeOffer.offers:type_name -> sluice.v1.OfferReply
-	42,  // 55: sluice.v1.HeldRequest.holdings:type_name -> sluice.v1.Holding
-	44,  // 56: sluice.v1.HeldReply.held:type_name -> sluice.v1.Held
-	3,   // 57: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
-	5,   // 58: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
-	49,  // 59: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
-	50,  // 60: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
-	8,   // 61: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
-	53,  // 62: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
-	56,  // 63: sluice.v1.HealthAllReply.findings:type_name -> sluice.v1.NodesCheck
-	53,  // 64: sluice.v1.NodesCheck.check:type_name -> sluice.v1.Check
-	59,  // 65: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	85,  // 66: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 67: sluice.v1.Event.key:type_name -> sluice.v1.Key
-	4,   // 68: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
-	85,  // 69: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
-	62,  // 70: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
-	14,  // 71: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
-	6,   // 72: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	84,  // 73: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
-	65,  // 74: sluice.v1.ProbeReply.probe:type_name -> sluice.v1.Probe
-	84,  // 75: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
-	84,  // 76: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
-	84,  // 77: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
-	84,  // 78: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
-	66,  // 79: sluice.v1.Probe.flows:type_name -> sluice.v1.ProbeFlow
-	67,  // 80: sluice.v1.Probe.from:type_name -> sluice.v1.ProbeEnd
-	67,  // 81: sluice.v1.Probe.to:type_name -> sluice.v1.ProbeEnd
-	84,  // 82: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
-	70,  // 83: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
-	71,  // 84: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
-	74,  // 85: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
-	0,   // 86: sluice.v1.LeaseRef.key:type_name -> sluice.v1.Key
-	75,  // 87: sluice.v1.WatchRequest.since:type_name -> sluice.v1.Mark
-	84,  // 88: sluice.v1.WatchRequest.wait:type_name -> google.protobuf.Duration
-	8,   // 89: sluice.v1.WatchReply.inventory:type_name -> sluice.v1.Inventory
-	75,  // 90: sluice.v1.WatchReply.at:type_name -> sluice.v1.Mark
-	76,  // 91: sluice.v1.WatchReply.leases:type_name -> sluice.v1.LeaseRef
-	79,  // 92: sluice.v1.RegisterRequest.leases:type_name -> sluice.v1.Whereabouts
-	17,  // 93: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	19,  // 94: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	21,  // 95: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	23,  // 96: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	25,  // 97: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	27,  // 98: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	29,  // 99: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	31,  // 100: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	33,  // 101: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	35,  // 102: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	36,  // 103: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
-	39,  // 104: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
-	77,  // 105: sluice.v1.Owner.Watch:input_type -> sluice.v1.WatchRequest
-	80,  // 106: sluice.v1.Owner.Register:input_type -> sluice.v1.RegisterRequest
-	82,  // 107: sluice.v1.Owner.Where:input_type -> sluice.v1.WhereRequest
-	41,  // 108: sluice.v1.Owner.Held:input_type -> sluice.v1.HeldRequest
-	51,  // 109: sluice.v1.Owner.Health:input_type -> sluice.v1.HealthRequest
-	45,  // 110: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	25,  // 111: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	27,  // 112: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	47,  // 113: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	51,  // 114: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	57,  // 115: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	60,  // 116: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	31,  // 117: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	33,  // 118: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	63,  // 119: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
-	54,  // 120: sluice.v1.Local.HealthAll:input_type -> sluice.v1.HealthAllRequest
-	68,  // 121: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	68,  // 122: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	68,  // 123: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	68,  // 124: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	69,  // 125: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	69,  // 126: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	18,  // 127: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	20,  // 128: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	22,  // 129: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	24,  // 130: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	26,  // 131: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	28,  // 132: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	30,  // 133: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	32,  // 134: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	34,  // 135: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	38,  // 136: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	37,  // 137: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
-	40,  // 138: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
-	78,  // 139: sluice.v1.Owner.Watch:output_type -> sluice.v1.WatchReply
-	81,  // 140: sluice.v1.Owner.Register:output_type -> sluice.v1.RegisterReply
-	83,  // 141: sluice.v1.Owner.Where:output_type -> sluice.v1.WhereReply
-	43,  // 142: sluice.v1.Owner.Held:output_type -> sluice.v1.HeldReply
-	52,  // 143: sluice.v1.Owner.Health:output_type -> sluice.v1.HealthReply
-	46,  // 144: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	26,  // 145: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	28,  // 146: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	48,  // 147: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	52,  // 148: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	58,  // 149: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	61,  // 150: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	32,  // 151: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	34,  // 152: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	64,  // 153: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
-	55,  // 154: sluice.v1.Local.HealthAll:output_type -> sluice.v1.HealthAllReply
-	72,  // 155: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	30,  // 156: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	72,  // 157: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	30,  // 158: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	73,  // 159: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	30,  // 160: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	127, // [127:161] is the sub-list for method output_type
-	93,  // [93:127] is the sub-list for method input_type
-	93,  // [93:93] is the sub-list for extension type_name
-	93,  // [93:93] is the sub-list for extension extendee
-	0,   // [0:93] is the sub-list for field type_name
+	13,  // 20: sluice.v1.Session.link:type_name -> sluice.v1.Link
+	12,  // 21: sluice.v1.Session.part:type_name -> sluice.v1.Part
+	85,  // 22: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
+	85,  // 23: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	85,  // 24: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	85,  // 25: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	85,  // 26: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	85,  // 27: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	85,  // 28: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	85,  // 29: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	5,   // 30: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
+	9,   // 31: sluice.v1.Status.use:type_name -> sluice.v1.Use
+	11,  // 32: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
+	86,  // 33: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	14,  // 34: sluice.v1.Status.shares:type_name -> sluice.v1.Share
+	85,  // 35: sluice.v1.Status.idle:type_name -> google.protobuf.Duration
+	0,   // 36: sluice.v1.Report.key:type_name -> sluice.v1.Key
+	1,   // 37: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
+	4,   // 38: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
+	9,   // 39: sluice.v1.Report.use:type_name -> sluice.v1.Use
+	10,  // 40: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
+	85,  // 41: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	86,  // 42: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	86,  // 43: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	14,  // 44: sluice.v1.Report.shares:type_name -> sluice.v1.Share
+	8,   // 45: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
+	5,   // 46: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
+	85,  // 47: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	5,   // 48: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
+	17,  // 49: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
+	0,   // 50: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
+	15,  // 51: sluice.v1.ListReply.leases:type_name -> sluice.v1.Status
+	16,  // 52: sluice.v1.ReportsReply.reports:type_name -> sluice.v1.Report
+	5,   // 53: sluice.v1.SetReply.lease:type_name -> sluice.v1.Lease
+	6,   // 54: sluice.v1.DrainReply.gpus:type_name -> sluice.v1.GPU
+	12,  // 55: sluice.v1.OfferRequest.part:type_name -> sluice.v1.Part
+	39,  // 56: sluice.v1.ProbeOffer.offers:type_name -> sluice.v1.OfferReply
+	43,  // 57: sluice.v1.HeldRequest.holdings:type_name -> sluice.v1.Holding
+	45,  // 58: sluice.v1.HeldReply.held:type_name -> sluice.v1.Held
+	3,   // 59: sluice.v1.AcquireRequest.request:type_name -> sluice.v1.Request
+	5,   // 60: sluice.v1.AcquireReply.lease:type_name -> sluice.v1.Lease
+	50,  // 61: sluice.v1.PoolReply.pools:type_name -> sluice.v1.Pool
+	51,  // 62: sluice.v1.Pool.owners:type_name -> sluice.v1.PoolOwner
+	8,   // 63: sluice.v1.PoolOwner.inventory:type_name -> sluice.v1.Inventory
+	54,  // 64: sluice.v1.HealthReply.checks:type_name -> sluice.v1.Check
+	57,  // 65: sluice.v1.HealthAllReply.findings:type_name -> sluice.v1.NodesCheck
+	54,  // 66: sluice.v1.NodesCheck.check:type_name -> sluice.v1.Check
+	60,  // 67: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
+	86,  // 68: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 69: sluice.v1.Event.key:type_name -> sluice.v1.Key
+	4,   // 70: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
+	86,  // 71: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	63,  // 72: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
+	15,  // 73: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
+	6,   // 74: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
+	85,  // 75: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	66,  // 76: sluice.v1.ProbeReply.probe:type_name -> sluice.v1.Probe
+	85,  // 77: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
+	85,  // 78: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
+	85,  // 79: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
+	85,  // 80: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
+	67,  // 81: sluice.v1.Probe.flows:type_name -> sluice.v1.ProbeFlow
+	68,  // 82: sluice.v1.Probe.from:type_name -> sluice.v1.ProbeEnd
+	68,  // 83: sluice.v1.Probe.to:type_name -> sluice.v1.ProbeEnd
+	85,  // 84: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
+	71,  // 85: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
+	72,  // 86: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
+	75,  // 87: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
+	0,   // 88: sluice.v1.LeaseRef.key:type_name -> sluice.v1.Key
+	76,  // 89: sluice.v1.WatchRequest.since:type_name -> sluice.v1.Mark
+	85,  // 90: sluice.v1.WatchRequest.wait:type_name -> google.protobuf.Duration
+	8,   // 91: sluice.v1.WatchReply.inventory:type_name -> sluice.v1.Inventory
+	76,  // 92: sluice.v1.WatchReply.at:type_name -> sluice.v1.Mark
+	77,  // 93: sluice.v1.WatchReply.leases:type_name -> sluice.v1.LeaseRef
+	80,  // 94: sluice.v1.RegisterRequest.leases:type_name -> sluice.v1.Whereabouts
+	18,  // 95: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	20,  // 96: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	22,  // 97: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	24,  // 98: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	26,  // 99: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	28,  // 100: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	30,  // 101: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	32,  // 102: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	34,  // 103: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	36,  // 104: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	37,  // 105: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
+	40,  // 106: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
+	78,  // 107: sluice.v1.Owner.Watch:input_type -> sluice.v1.WatchRequest
+	81,  // 108: sluice.v1.Owner.Register:input_type -> sluice.v1.RegisterRequest
+	83,  // 109: sluice.v1.Owner.Where:input_type -> sluice.v1.WhereRequest
+	42,  // 110: sluice.v1.Owner.Held:input_type -> sluice.v1.HeldRequest
+	52,  // 111: sluice.v1.Owner.Health:input_type -> sluice.v1.HealthRequest
+	46,  // 112: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	26,  // 113: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	28,  // 114: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	48,  // 115: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	52,  // 116: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	58,  // 117: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	61,  // 118: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	32,  // 119: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	34,  // 120: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	64,  // 121: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
+	55,  // 122: sluice.v1.Local.HealthAll:input_type -> sluice.v1.HealthAllRequest
+	69,  // 123: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	69,  // 124: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	69,  // 125: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	69,  // 126: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	70,  // 127: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	70,  // 128: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	19,  // 129: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	21,  // 130: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	23,  // 131: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	25,  // 132: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	27,  // 133: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	29,  // 134: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	31,  // 135: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	33,  // 136: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	35,  // 137: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	39,  // 138: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	38,  // 139: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
+	41,  // 140: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
+	79,  // 141: sluice.v1.Owner.Watch:output_type -> sluice.v1.WatchReply
+	82,  // 142: sluice.v1.Owner.Register:output_type -> sluice.v1.RegisterReply
+	84,  // 143: sluice.v1.Owner.Where:output_type -> sluice.v1.WhereReply
+	44,  // 144: sluice.v1.Owner.Held:output_type -> sluice.v1.HeldReply
+	53,  // 145: sluice.v1.Owner.Health:output_type -> sluice.v1.HealthReply
+	47,  // 146: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	27,  // 147: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	29,  // 148: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	49,  // 149: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	53,  // 150: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	59,  // 151: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	62,  // 152: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	33,  // 153: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	35,  // 154: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	65,  // 155: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
+	56,  // 156: sluice.v1.Local.HealthAll:output_type -> sluice.v1.HealthAllReply
+	73,  // 157: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	31,  // 158: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	73,  // 159: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	31,  // 160: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	74,  // 161: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	31,  // 162: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	129, // [129:163] is the sub-list for method output_type
+	95,  // [95:129] is the sub-list for method input_type
+	95,  // [95:95] is the sub-list for extension type_name
+	95,  // [95:95] is the sub-list for extension extendee
+	0,   // [0:95] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
@@ -6349,7 +6444,7 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   84,
+			NumMessages:   85,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -17,6 +17,7 @@ type Fake struct {
 	All      map[string]slurm.Job
 	Have     map[string]slurm.Licence
 	Conf     map[string]string
+	Steps    map[string]slurm.Step
 	Reserved map[string]slurm.Counts // by reservation
 	Comments map[string]string
 	Requeued []string
@@ -29,7 +30,7 @@ var _ slurm.Controller = (*Fake)(nil)
 // New is a slurmctld without jobs.
 func New() *Fake {
 	return &Fake{
-		All: map[string]slurm.Job{}, Have: map[string]slurm.Licence{},
+		All: map[string]slurm.Job{}, Steps: map[string]slurm.Step{}, Have: map[string]slurm.Licence{},
 		Conf:     map[string]string{"ClusterName": "cluster"},
 		Reserved: map[string]slurm.Counts{}, Comments: map[string]string{},
 	}
@@ -62,6 +63,20 @@ func (f *Fake) Job(_ context.Context, id string) (slurm.Job, error) {
 		return slurm.Job{}, slurm.ErrGone
 	}
 	return j, nil
+}
+
+// Step implements slurm.Controller; Steps has the steps, by JOB.STEP.
+func (f *Fake) Step(_ context.Context, job, step string) (slurm.Step, error) {
+	f.Lock()
+	defer f.Unlock()
+	if f.Down != nil {
+		return slurm.Step{}, f.Down
+	}
+	s, ok := f.Steps[job+"."+step]
+	if !ok {
+		return slurm.Step{}, slurm.ErrGone
+	}
+	return s, nil
 }
 
 // Jobs implements slurm.Controller.

@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/node"
 )
@@ -400,6 +401,20 @@ func (d *Daemon) Local() (*rpc.LocalClient, error) {
 		d.local = c
 	}
 	return d.local, nil
+}
+
+// Acquire gets a lease for a job of Slurm's number, as root: for uid, of one fraction with that policy.
+func (d *Daemon) Acquire(ctx context.Context, job string, uid, percent uint32, policy string) (socket string, release func() error, _ error) {
+	c, err := d.Local()
+	if err != nil {
+		return "", nil, err
+	}
+	key := lease.Key{Cluster: "test", Job: job, Node: d.Node.Name}
+	l, socket, err := c.Acquire(ctx, lease.Request{Key: key, Fractions: []lease.Fraction{{Percent: percent}}, UID: uid, GID: uid, Policy: lease.Policy(policy)})
+	if err != nil {
+		return "", nil, err
+	}
+	return socket, func() error { return c.Release(context.Background(), l.ID, key, "the test is done with it") }, nil
 }
 
 // Run is the command that has sluice run start a program on this node. uid 0 is root.

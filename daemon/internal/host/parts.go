@@ -1,0 +1,135 @@
+package host
+
+// Parts: what a step of a job may have of the job's lease, where the step has asked for less with a --gres of its own.
+//
+// Package jobnode says so when the step begins. The lease's record keeps it, so a restart forgets none. A session's process is of a step by
+// the kernel's word, and its owner gives the session the step's part. Owners keep to parts; here they are added up, so that a step for which the
+// others leave too little is refused when it begins.
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/remoting/wire"
+)
+
+// GivePart says what a step of the job with this key may have of the lease: part. The parts of steps that here does not know are dropped. It is
+// refused with code NoRoom where those of the others leave too little, and changes nothing then.
+func (h *Host) GivePart(key lease.Key, part lease.Part, here func(step uint32) bool) error {
+	return h.changeParts(key, func(l *lease.Lease, parts []lease.Part) ([]lease.Part, error) {
+		parts = slices.DeleteFunc(parts, func(p lease.Part) bool { return p.Step == part.Step || !here(p.Step) })
+		if err := fits(l, part, parts); err != nil {
+			return nil, err
+		}
+		return append(parts, part), nil
+	})
+}
+
+// DropParts drops the parts of steps that here does not know.
+func (h *Host) DropParts(key lease.Key, here func(step uint32) bool) error {
+	h.mu.Lock()
+	hd := h.keys[nameOf(h.full(key))]
+	none := hd == nil || len(hd.rec.Parts) == 0
+	h.mu.Unlock()
+	if none { // as a rule: the lease's release is not waited for
+		return nil
+	}
+	return h.changeParts(key, func(_ *lease.Lease, parts []lease.Part) ([]lease.Part, error) {
+		return slices.DeleteFunc(parts, func(p lease.Part) bool { return !here(p.Step) }), nil
+	})
+}
+
+// changeParts changes the parts of a key's lease, in the ledger too.
+func (h *Host) changeParts(key lease.Key, change func(*lease.Lease, []lease.Part) ([]lease.Part, error)) error {
+	h.mu.Lock()
+	hd := h.keys[nameOf(h.full(key))]
+	h.mu.Unlock()
+	if hd == nil {
+		return lease.Errorf(lease.Over, "the lease of job %s has ended", key.Job)
+	}
+	// As a change of its share does: the later write has the phase of its time.
+	hd.deliver.Lock()
+	defer hd.deliver.Unlock()
+	h.mu.Lock()
+	rec := hd.rec
+	h.mu.Unlock()
+	if rec.Phase != granted {
+		return lease.Errorf(lease.Over, "the lease of job %s has ended", key.Job)
+	}
+	parts, err := change(&rec.Lease, slices.Clone(rec.Parts))
+	if err != nil || slices.Equal(parts, rec.Parts) {
+		return err
+	}
+	rec.Parts = parts
+	if err := h.put(&rec); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	hd.rec.Parts = parts
+	h.mu.Unlock()
+	return nil
+}
+
+// fits says whether a part has room beside the others.
+func fits(l *lease.Lease, part lease.Part, others []lease.Part) error {
+	if part.Percent == 0 {
+		return nil
+	}
+	g := l.Grants[0]
+	left, mem := int64(g.Percent), int64(g.Mem)
+	var names []string
+	for _, p := range others {
+		left, mem = left-int64(p.Percent), mem-int64(p.Mem)
+		if p.Percent > 0 {
+			names = append(names, p.String())
+		}
+	}
+	if int64(part.Percent) <= left && int64(part.Mem) <= mem {
+		return nil
+	}
+	beside := ""
+	if len(names) > 0 {
+		beside = " beside other steps (" + strings.Join(names, "; ") + ")"
+	}
+	return lease.Errorf(lease.NoRoom, "step %d asks for %d%% and %d MiB, and of its job's %d%% and %d MiB on this node %d%% and %d MiB are left%s; start it with less, --gres=%s:N --rgpu-mem=SIZE, or when another step has ended",
+		part.Step, part.Percent, part.Mem>>20, g.Percent, g.Mem>>20, max(left, 0), max(mem, 0)>>20, beside, form.Gres)
+}
+
+// partOf returns the part that a session is to have, nil for all of the lease. It is an error if the session's step may have nothing.
+func (h *Host) partOf(r *lease.SessionRequest) (*lease.Part, error) {
+	_, attaches := wire.Attaches(r.Kind)
+	_, bulk := wire.Bulks(r.Kind)
+	_, traces := wire.Traces(r.Kind)
+	if attaches || bulk || traces { // its session has it
+		return nil, nil
+	}
+	h.mu.Lock()
+	var parts []lease.Part
+	if hd := h.leases[r.Lease]; hd != nil {
+		parts = hd.rec.Parts
+	}
+	h.mu.Unlock()
+	if len(parts) == 0 || r.Step == "" && !wire.SessionComputes(r.Kind) {
+		return nil, nil
+	}
+	if r.Step == "" {
+		return nil, lease.Errorf(lease.Denied, "lease %s: the kernel does not show to which step of its job this process belongs, and steps of the job have a --gres of their own: %v. Start it in a step, as a process of Slurm's control group, or when those have ended", r.Lease, parts)
+	}
+	step, err := strconv.ParseUint(r.Step, 10, 32)
+	if err != nil { // the batch script and such
+		return nil, nil
+	}
+	for _, p := range parts {
+		switch {
+		case uint64(p.Step) != step:
+		case p.Percent == 0:
+			return nil, lease.Errorf(lease.Denied, "step %d was started with --gres=none, or %s:0, and has no fraction; start it without --gres", step, form.Gres)
+		default:
+			return &p, nil
+		}
+	}
+	return nil, nil
+}

@@ -1,0 +1,152 @@
+package jobnode
+
+// Steps with a --gres of their own.
+//
+// Slurm makes no step wait for a gres that is not consumed, as ours is, and tells a node nothing of it. So srun's plug-in says whether srun may have been
+// given one, and only then slurmctld is asked. What the step has asked for is the host's to keep (host.GivePart), and the owner's to enforce.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/jobsock"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/spank/options"
+)
+
+const (
+	// leaveTime is how long a step waits for the end of another one, whose tasks may have ended: slurmstepd stays for a moment after srun has gone.
+	leaveTime = time.Second
+	leaveLook = 20 * time.Millisecond
+)
+
+// StepEnv is Env for a step that begins, and implements jobsock.Env. A step with a part of the job's fraction has it from then on.
+func (s *Service) StepEnv(ctx context.Context, p rpc.Peer, job string, q jobsock.Step) ([]rpc.EnvOp, error) {
+	ops, err := s.Env(ctx, p, job)
+	number, ok := form.Number(q.ID)
+	if err != nil || len(ops) == 0 || !q.Own || !ok || number >= firstSpecialStep {
+		return ops, err
+	}
+	l, _, held := s.cfg.Host.Held(s.key(job))
+	if !held {
+		return nil, lease.Errorf(lease.Over, "the lease of job %s has ended; sluice explain %s says why", job, job)
+	}
+	part, own, err := s.asked(ctx, &l, number, q.Mem)
+	if err != nil || !own {
+		return ops, err
+	}
+	if err := s.give(ctx, job, part); err != nil {
+		return nil, err
+	}
+	s.log.Info("step has a part of its job's fraction", "job", job, "part", part.String())
+	if part.Percent == 0 {
+		return nil, nil
+	}
+	return ops, nil
+}
+
+// asked is the part of a lease that a step has asked for. It is false for a step that has all.
+func (s *Service) asked(ctx context.Context, l *lease.Lease, step uint32, mem string) (part lease.Part, own bool, _ error) {
+	job := l.Request.Key.Job
+	st, err := s.cfg.Slurm.Step(ctx, job, fmt.Sprint(step))
+	if err != nil {
+		return part, false, fmt.Errorf("what step %d of job %s asks for is not known: %w", step, job, err)
+	}
+	for _, o := range st.Others {
+		if strings.Contains(o, form.Gres) {
+			return part, false, lease.Errorf(lease.Invalid, "%s of a step by step, socket or task is not supported; use --gres=%s:PERCENT, which is by node", o, form.Gres)
+		}
+	}
+	var percent, had, has uint64
+	for _, g := range st.Gres {
+		if g.Name == form.Gres {
+			percent += g.Count
+		}
+	}
+	for _, g := range l.Grants { // had is before sluice set
+		has += uint64(g.Percent)
+		if had += uint64(g.First); g.First == 0 {
+			had += uint64(g.Percent)
+		}
+	}
+	switch {
+	case percent == 0:
+		// A job may hold licences without a gres, and so may its steps.
+		if j, err := s.cfg.Slurm.Job(ctx, job); err != nil || !asksByGres(j) {
+			return part, false, err
+		}
+		return lease.Part{Step: step}, true, nil
+	case percent == had && mem != "":
+		return part, false, lease.Errorf(lease.Invalid, "--rgpu-mem=%s of a step is for a step with a part of its job's fraction; give --gres=%s:N too, with N below %d", form.Name(mem), form.Gres, had)
+	case percent == had:
+		return part, false, nil
+	case percent > has:
+		return part, false, lease.Errorf(lease.Invalid, "--gres=%s:%d of step %d: its job has %d on this node; ask for at most %d, or for more with the job", form.Gres, percent, step, has, has)
+	case len(l.Grants) > 1:
+		return part, false, lease.Errorf(lease.Invalid, "--gres=%s:%d of step %d: its job has %d GPUs on this node, and a step has a part of a job's fraction of one GPU only; start it without --gres, with --rgpu-bind=task if each task is to have its own GPUs",
+			form.Gres, percent, step, len(l.Grants))
+	}
+	whole := l.Grants[0].Mem
+	part = lease.Part{Step: step, Percent: uint32(percent), Mem: whole * percent / has &^ (lease.Granule - 1)}
+	if mem != "" {
+		mib, ok := options.MiB(mem)
+		if part.Mem = mib << 20 &^ (lease.Granule - 1); !ok || part.Mem > whole {
+			return part, false, lease.Errorf(lease.Invalid, "--rgpu-mem=%s of step %d: its job has %d MiB; ask for at most that", form.Name(mem), step, whole>>20)
+		}
+	}
+	return part, true, s.canSee(ctx, step)
+}
+
+func asksByGres(j slurm.Job) bool {
+	for _, g := range j.Gres {
+		if g.Name == form.Gres && g.Count > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// canSee refuses a part where the kernel does not show which step a process belongs to.
+func (s *Service) canSee(ctx context.Context, step uint32) error {
+	if s.sees.Load() {
+		return nil
+	}
+	conf, err := s.cfg.Slurm.Config(ctx)
+	if err != nil {
+		return fmt.Errorf("whether step %d can be given a part of its job's fraction is not known: %w", step, err)
+	}
+	if t := conf["ProctrackType"]; t != "proctrack/cgroup" {
+		return lease.Errorf(lease.Invalid, "step %d asks for a part of its job's fraction, and with ProctrackType=%s nobody can see which processes are the step's; start it without --gres", step, form.Name(t))
+	}
+	s.sees.Store(true)
+	return nil
+}
+
+// give gives a step its part. Where another one that is ending has too much of the fraction, it waits for a moment.
+func (s *Service) give(ctx context.Context, job string, part lease.Part) error {
+	ctx, cancel := context.WithTimeout(ctx, leaveTime)
+	defer cancel()
+	for {
+		steps, err := s.steps(context.WithoutCancel(ctx))
+		here := steps[job].has
+		if err != nil { // then all count
+			here = func(uint32) bool { return true }
+		}
+		err = s.cfg.Host.GivePart(s.key(job), part, here)
+		var e *lease.Error
+		if err == nil || !errors.As(err, &e) || e.Code != lease.NoRoom {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(leaveLook):
+		}
+	}
+}

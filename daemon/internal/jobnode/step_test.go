@@ -1,0 +1,160 @@
+package jobnode
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/jobs/jobstest"
+	"github.com/sluice-hpc/sluice/daemon/internal/jobsock"
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+)
+
+func gres(n uint64) []slurm.Gres { return []slurm.Gres{{Name: "rgpu", Count: n}} }
+
+// stepRig is a node with a job of 50 percent and 50 GiB, whose steps have these requests.
+func stepRig(t *testing.T, steps map[string]slurm.Step) *rig {
+	t.Helper()
+	r := newRig(t, jobstest.NewSite(), "n1")
+	r.Slurm.Set(jobstest.Job("7"))
+	r.Slurm.Conf["ProctrackType"] = "proctrack/cgroup"
+	for n, s := range steps {
+		r.Slurm.Steps["7."+n] = s
+	}
+	r.prolog(jobstest.RunOf(jobstest.Job("7")), rpc.JobGranted)
+	if err := os.MkdirAll(filepath.Join(r.Dir, "n1"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// here makes, or removes, the socket of a step's slurmstepd.
+func (r *rig) here(step string, is bool) {
+	r.t.Helper()
+	path := filepath.Join(r.Dir, "n1", "n1_7."+step)
+	err := os.Remove(path)
+	if is {
+		err = os.WriteFile(path, nil, 0o600)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// What a step may have of its job's fraction follows from its own --gres, as slurmctld has it.
+func TestStep(t *testing.T) {
+	r := stepRig(t, map[string]slurm.Step{
+		"0": {Gres: gres(10)}, "1": {Gres: gres(50)}, "2": {}, "3": {Gres: gres(60)}, "4": {Gres: gres(0)},
+		"5": {Gres: gres(10), Others: []string{"gres:rgpu:5"}}, "6": {Gres: append(gres(5), slurm.Gres{Name: "rgpu", Type: "h200", Count: 6})},
+	})
+	for _, c := range []struct {
+		step string
+		own  bool
+		mem  string
+		part *lease.Part // nil: all
+		text string
+	}{
+		{step: "0"}, // srun was given no gres: what slurmctld has does not count
+		{"0", true, "", &lease.Part{Percent: 10, Mem: 10 << 30}, ""},
+		{"0", true, "5G", &lease.Part{Percent: 10, Mem: 5 << 30}, ""},
+		{"0", true, "51G", nil, "its job has 51200 MiB"},
+		{"0", true, "lots", nil, "its job has 51200 MiB"},
+		{"1", true, "", nil, ""},
+		{"1", true, "5G", nil, "with N below 50"},
+		{"2", true, "", &lease.Part{Step: 2}, ""},
+		{"3", true, "", nil, "its job has 50 on this node; ask for at most 50"},
+		{"4", true, "", &lease.Part{Step: 4}, ""},
+		{"5", true, "", nil, "by step, socket or task is not supported"},
+		{"6", true, "", &lease.Part{Step: 6, Percent: 11, Mem: 11 << 30}, ""},
+		{"4294967291", true, "", nil, ""}, // the batch script
+	} {
+		r.Host.Parts = nil
+		ops, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: c.step, Own: c.own, Mem: c.mem})
+		switch {
+		case c.text != "":
+			if lease.CodeOf(err) != lease.Invalid || !strings.Contains(err.Error(), c.text) || len(r.Host.Parts) != 0 {
+				t.Errorf("%+v: %v, %v", c, err, r.Host.Parts)
+			}
+		case err != nil:
+			t.Errorf("%+v: %v", c, err)
+		case c.part == nil:
+			if len(ops) == 0 || len(r.Host.Parts) != 0 {
+				t.Errorf("%+v: %v, %v", c, ops, r.Host.Parts)
+			}
+		default:
+			if (len(ops) == 0) != (c.part.Percent == 0) || len(r.Host.Parts) != 1 || r.Host.Parts[0] != *c.part {
+				t.Errorf("%+v: %v, %v", c, ops, r.Host.Parts)
+			}
+		}
+	}
+	// What is not known is no answer: the plug-in says so, and no program starts.
+	if _, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: "9", Own: true}); err == nil || errors.As(err, new(*lease.Error)) {
+		t.Errorf("a step that slurmctld does not know: %v", err)
+	}
+	r.Slurm.Conf["ProctrackType"] = "proctrack/linuxproc"
+	r.restart("boot-1")
+	if _, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: "0", Own: true}); lease.CodeOf(err) != lease.Invalid || !strings.Contains(err.Error(), "ProctrackType=proctrack/linuxproc") {
+		t.Errorf("without control groups: %v", err)
+	}
+	if _, err := r.StepEnv(t.Context(), nobody, "7", jobsock.Step{ID: "0", Own: true}); lease.CodeOf(err) != lease.Denied {
+		t.Errorf("another user: %v", err)
+	}
+	// A job that holds licences without a gres: its steps have no gres to inherit, and all of it.
+	j := jobstest.Job("7")
+	j.Gres = nil
+	r.Slurm.Set(j)
+	if ops, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: "2", Own: true}); err != nil || len(ops) == 0 {
+		t.Errorf("by licences alone: %v, %v", ops, err)
+	}
+}
+
+// A step waits for a moment for one that is ending, and is refused where the other one stays.
+func TestStepAfterStep(t *testing.T) {
+	r := stepRig(t, map[string]slurm.Step{"0": {Gres: gres(40)}, "1": {Gres: gres(40)}, "2": {Gres: gres(10)}})
+	begin := func(step string) error {
+		_, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: step, Own: true})
+		return err
+	}
+	r.here("0", true)
+	if err := begin("0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := begin("1"); lease.CodeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "10% left") {
+		t.Errorf("beside it: %v", err)
+	}
+	if err := begin("2"); err != nil {
+		t.Errorf("what is left: %v", err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { r.here("0", false) })
+	if err := begin("1"); err != nil {
+		t.Errorf("after it: %v", err)
+	}
+	// Parts of steps that are gone are dropped.
+	r.here("1", true)
+	r.Look(t.Context(), time.Now())
+	if len(r.Host.Parts) != 1 || r.Host.Parts[0].Step != 1 {
+		t.Errorf("%v", r.Host.Parts)
+	}
+}
+
+// A job with several GPUs on the node is not divided.
+func TestStepOfSeveral(t *testing.T) {
+	r := newRig(t, jobstest.NewSite(), "n1")
+	j := jobstest.Job("7")
+	j.Gres, j.Licences = gres(150), slurm.Counts{"rgpu": 150}
+	r.Slurm.Set(j)
+	r.Slurm.Conf["ProctrackType"] = "proctrack/cgroup"
+	r.Slurm.Steps["7.0"], r.Slurm.Steps["7.1"] = slurm.Step{Gres: gres(50)}, slurm.Step{Gres: gres(150)}
+	r.prolog(jobstest.RunOf(j), rpc.JobGranted)
+	if _, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: "0", Own: true}); lease.CodeOf(err) != lease.Invalid || !strings.Contains(err.Error(), "one GPU only") {
+		t.Errorf("%v", err)
+	}
+	if ops, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: "1", Own: true}); err != nil || len(ops) == 0 {
+		t.Errorf("%v, %v", ops, err)
+	}
+}
