@@ -299,6 +299,13 @@ test-sources: all cuda-programs
 	test/cuda-toolkit.sh smi
 	SLUICE_LOGS=$(abspath $(SLUICE_LOGS)) SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -tags sources -count=1 -timeout 40m -run 'TestPyxis|TestEnrootItself|TestSingularity' ./test/containers
 
+# CRI-O, compiled from its sources, and containerd: pods by crictl, ctr, nerdctl; as root. Some minutes for the first time, and no part of
+# `make test`. With SLUICE_LOGS=DIR their logs go there; those of test/containers are from it.
+.PHONY: test-cri
+test-cri: all cuda-programs
+	test/cuda-toolkit.sh smi
+	SLUICE_LOGS=$(abspath $(SLUICE_LOGS)) SLUICE_BUILD=$(CURDIR)/$(B) SLUICE_CUDA=$(CUDA) $(GO) test -tags cri -count=1 -timeout 40m -run 'TestCRIO|TestContainerd' ./test/containers
+
 # The files for Environment Modules, Lmod and Open OnDemand with the real Modules, Lmod and Ruby of Debian 12, which are unpacked in
 # the cache; 10 MB are downloaded once.
 .PHONY: test-recipes
@@ -383,6 +390,7 @@ help:
 	@echo 'make hook        the OCI hook; make hook-check: its tests with the engines of Debian 12 (as root)'
 	@echo 'make test-containers docker, podman, apptainer and charliecloud of today, and in Slurm jobs (as root)'
 	@echo 'make test-sources enroot, pyxis and SingularityCE, compiled from their sources, in Slurm jobs (as root)'
+	@echo 'make test-cri    pods of CRI-O and containerd by crictl, and ctr and nerdctl, compiled from their sources (as root)'
 	@echo 'make test-recipes the module file and the Open OnDemand app with real Modules, Lmod and Ruby'
 	@echo 'make fuzz        every fuzz target for FUZZTIME (60s), two at a time'
 	@echo 'make lint        gofmt, vet, staticcheck, shellcheck'

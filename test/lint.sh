@@ -20,6 +20,7 @@ go vet ./... || bad=1
 go vet -tags gateswitch ./remoting/worker ./remoting/worker/gate || bad=1 # of bench/prebuild.sh
 go vet -tags browser ./daemon/internal/page || bad=1 # of make test-page
 go vet -tags sources ./test/containers || bad=1 # of make test-sources
+go vet -tags cri ./test/containers || bad=1 # of make test-cri
 go vet -tags recipes ./test/recipes || bad=1 # of make test-recipes
 go run "$staticcheck" ./... || bad=1
 

@@ -6,8 +6,7 @@
 # repository.
 #
 #	DIR              default $SLUICE_CACHE/sources, or build/cache/sources
-#	SLUICE_SOURCES   a folder with enroot.tar.gz, pyxis.tar.gz and singularity.tar.gz, for a machine that cannot reach GitHub: what
-#	                 git archive makes of each tag, or GitHub's own archive of it. For SingularityCE its release archive is good, too
+#	SLUICE_SOURCES   see source.sh: enroot.tar.gz, pyxis.tar.gz and singularity.tar.gz. For SingularityCE its release archive is good, too
 set -euo pipefail
 
 recipe=1	# raise it when what is installed changes: a root of another recipe is built anew
@@ -23,23 +22,8 @@ base=$("$here/root.sh")
 cp -a --reflink=auto "$base/." "$work/"
 chmod 755 "$work"
 
-# source_of NAME TAG ADDRESS: its source into /src/NAME of the root.
-source_of() {
-	local name=$1 tag=$2 address=$3 to=$work/src/$1
-	mkdir -p "$to"
-	if [ -n "${SLUICE_SOURCES-}" ]; then
-		[ -r "$SLUICE_SOURCES/$name.tar.gz" ] || die "$SLUICE_SOURCES/$name.tar.gz is missing; it is to be $address at $tag"
-		tar -C "$to" --no-same-owner -xzf "$SLUICE_SOURCES/$name.tar.gz"
-		# An archive of GitHub's has a folder around all.
-		local inner=("$to"/*)
-		[ ${#inner[@]} != 1 ] || mv "${inner[0]}" "$to.inner"
-		[ ! -e "$to.inner" ] || { rmdir "$to" && mv "$to.inner" "$to"; }
-	else
-		git -c advice.detachedHead=false clone -q --depth 1 --branch "$tag" "$address" "$to" ||
-			die "$address does not come; SLUICE_SOURCES can name a folder with $name.tar.gz"
-		rm -rf "$to/.git"
-	fi
-}
+# shellcheck source=test/containers/source.sh
+. "$here/source.sh"
 source_of enroot "v$enroot" https://github.com/NVIDIA/enroot
 source_of pyxis "v$pyxis" https://github.com/NVIDIA/pyxis
 source_of singularity "v$singularity" https://github.com/sylabs/singularity

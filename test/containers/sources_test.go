@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sluice-hpc/sluice/test/slurm/lab"
 )
@@ -19,42 +17,12 @@ import (
 // plugin is how a site installs pyxis beside ours. Slurm reads the folder's files by their names: pyxis comes first.
 const plugin = "required /usr/lib/slurm/spank_pyxis.so\n"
 
+// plugstack is for the head of a log.
+const plugstack = "cat /etc/slurm/plugstack.conf.d/*.conf"
+
 func init() {
 	rootScript = "./sources.sh"
 	adapt = func(o *lab.Options) { o.Etc["plugstack.conf.d/pyxis.conf"] = plugin }
-}
-
-// record begins the raw log of a test, if SLUICE_LOGS names a folder for it.
-func (s *site) record(name string) {
-	dir := os.Getenv("SLUICE_LOGS")
-	if dir == "" {
-		return
-	}
-	f, err := os.Create(filepath.Join(dir, name))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() {
-		if err := f.Close(); err != nil {
-			s.t.Error(err)
-		}
-	})
-	out, err := s.Nodes[0].Run(s.ctx, lab.Alice, "sh", "-c", "sluice version; srun --version; cut -d' ' -f2- /.sources; cat /etc/slurm/plugstack.conf.d/*.conf")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	fmt.Fprintf(f, "# %s, %s: a GPU of %d MiB, simulated\n%s\n", s.t.Name(), time.Now().UTC().Format("2 January 2006"), gpuMem>>20, out)
-	s.log = f
-}
-
-// login runs the steps as alice, outside of any job.
-func (s *site) login(steps []step) {
-	s.t.Helper()
-	for _, x := range steps {
-		cmd := s.Ctl.Command(s.ctx, lab.Alice, "bash", "-c", x.command)
-		out, err := cmd.CombinedOutput()
-		s.check(x, string(out), err == nil)
-	}
 }
 
 // images makes two squashfs images of the tree, the second one with what the images of CUDA set. enroot gets folders of the
@@ -90,11 +58,11 @@ chmod 644 %[4]s %[5]s
 func TestPyxis(t *testing.T) {
 	s := newSite(t)
 	image, cuda := s.images()
-	s.record("pyxis.log")
+	s.record("pyxis.log", plugstack)
 	mine := computes(2001)
 	const ask = "srun --gres=rgpu:50 --container-image="
 	theirs := `sh -c 'echo "$LD_LIBRARY_PATH"; vecadd && compute'`
-	s.login([]step{
+	s.typed(s.Ctl, lab.Alice, "", []step{
 		{"image", ask + image + " " + both, mine},
 		{"nvidia-smi", ask + image + " " + smi, smiSays},
 		{"root of the container", ask + image + " --container-remap-root " + both, computes(0)},
@@ -119,6 +87,7 @@ func TestPyxis(t *testing.T) {
 		{"outside", "LD_LIBRARY_PATH=/usr/lib/sluice " + s.Path("add/usr/local/bin/compute"), "compute uid=2001"},
 	}, "--time=3")
 	s.job(lab.Alice, true, "", []step{{"batch script", both, mine}}, "--container-image="+image)
+	s.join(image, mine)
 
 	// After our plug-in, and without unpacking the image.
 	folder := s.Path("etc", "plugstack.conf.d")
@@ -135,17 +104,42 @@ func TestPyxis(t *testing.T) {
 		t.Fatal(err)
 	}
 	fmt.Fprintf(s.log, "\nbehind spank_sluice.so: %s", line)
-	s.login([]step{
+	s.typed(s.Ctl, lab.Alice, "", []step{
 		{"squashfuse", ask + image + " " + both, mine},
 		{"squashfuse and an image of CUDA", ask + cuda + " " + theirs, "/run/sluice/lib:/opt/theirs\n"},
 	})
+}
+
+// join has steps join running containers of other jobs of the user's: one with a smaller fraction, and one without any. Each step
+// has its own job's fraction, or none.
+func (s *site) join(image, mine string) {
+	s.t.Helper()
+	begins := func(name, ask string) step {
+		up := s.Path("work", name+".up")
+		return step{"job of container " + name, fmt.Sprintf("sbatch -o /dev/null %s --container-image=%s --container-name=%s --container-mounts=%s:/mnt --wrap 'touch /mnt/%[3]s.up; exec sleep 300' && until [ -e %[5]s ]; do sleep 0.2; done",
+			ask, image, name, s.Path("work"), up), "Submitted batch job"}
+	}
+	const joins = "srun --gres=rgpu:50 --container-name="
+	s.typed(s.Ctl, lab.Alice, "", []step{
+		begins("fraction", "--gres=rgpu:25"),
+		{"joined, with a fraction", joins + "fraction " + both, mine},
+		{"joined, without a fraction", "srun --container-name=fraction compute", none},
+		begins("bare", ""),
+		{"joined, and the container's job has none", joins + "bare " + both, mine},
+	})
+	s.job(lab.Alice, true, "", []step{
+		{"enroot exec into another job's", "pid=$(enroot list -f | awk '$1 == \"pyxis_fraction\" {print $2}')\n" +
+			"enroot exec -e SLUICE_SOCKET -e SLUICE_LEASE_ID $pid " + both, mine},
+		{"enroot exec without our variables", "pid=$(enroot list -f | awk '$1 == \"pyxis_fraction\" {print $2}')\nSLUICE_LOG=error enroot exec -e SLUICE_LOG $pid compute", "!of job"},
+	}, "--time=3")
+	s.typed(s.Ctl, lab.Alice, "", []step{{"end", "scancel --user=alice && echo done", "done"}})
 }
 
 // TestEnrootItself: the user's own enroot in a batch script.
 func TestEnrootItself(t *testing.T) {
 	s := newSite(t)
 	image, cuda := s.images()
-	s.record("enroot.log")
+	s.record("enroot.log", plugstack)
 	mine := computes(2001)
 	steps := []step{
 		{"tree", "enroot start box " + both, mine},
@@ -167,7 +161,7 @@ enroot exec $! ` + both + "; rc=$?; kill $!; exit $rc", mine},
 // TestSingularity: SingularityCE, with its program that is root's and in namespaces of the user's alone.
 func TestSingularity(t *testing.T) {
 	s := newSite(t)
-	s.record("singularity.log")
+	s.record("singularity.log", plugstack)
 	begin := "export SINGULARITY_CACHEDIR=$PWD/cache PATH=/usr/local/bin:$PATH\n" +
 		"[ -e oci.sif ] || { for a in '--sandbox sce' sce.sif; do singularity -s build $a docker-archive:" + s.Path("docker.tar") + "; done; singularity -s pull --oci oci.sif docker-archive:" + s.Path("docker.tar") + "; }"
 	mine := computes(2001)
