@@ -238,9 +238,9 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 				quotaRest(ctx, try)
 				continue
 			case !caught && lease.CodeOf(err) == lease.NoRoom:
-				caught = true
-				h.catchUp(ctx) // releases of this host that are not delivered yet
-				continue
+				if caught = true; h.catchUp(ctx) { // releases of this host that are not delivered yet
+					continue
+				}
 			}
 			return lease.Lease{}, err
 		}

@@ -14,6 +14,8 @@ package host
 // both never pass what only one of them may. Both may be refused; each then waits a moment and tries again, as long as what is in the
 // way is only reserved.
 //
+// In large pools a controller's daemon says what most owners have, see holdings.go; that counts as much as if they were asked.
+//
 // An owner that does not answer is left out, but for what this node itself has there. The host is trusted to add up as it is trusted
 // to say who asks.
 
@@ -256,31 +258,70 @@ func (h *Host) withinQuotas(ctx context.Context, quotas []Quota, r *lease.Reques
 	for i := range quotas {
 		of[i] = quotas[i].holding(r, lessThis)
 	}
-	held, silent := h.sumHeld(ctx, of)
+	sum := h.sumHeld(ctx, of, lease.Owners(grants))
+	i, what := firstBeyond(quotas, sum.held, a)
+	if what != "" && len(sum.again) > 0 && ctx.Err() == nil { // what has ended since may not be known to the controller yet
+		sum = h.saidHeld(ctx, of, append(sum.unsure, sum.again...))
+		i, what = firstBeyond(quotas, sum.held, a)
+	}
 	if err := ctx.Err(); err != nil {
 		return false, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
 	}
-	for i := range quotas {
-		what := quotas[i].beyond(held[i], a)
-		if what == "" {
-			continue
-		}
+	if what != "" {
 		text := "quota: " + what + "; wait until a lease ends (see sluice list), ask for less, or ask your site for quotas in sluice.yaml"
-		if len(silent) > 0 {
-			text += "; not asked: " + strings.Join(silent, "; ")
+		if len(sum.silent) > 0 {
+			text += "; not asked: " + strings.Join(sum.silent, "; ")
 		}
-		return held[i].Reserved > 0, lease.Errorf(lease.NoRoom, "%s", text)
+		return sum.held[i].Reserved > 0, lease.Errorf(lease.NoRoom, "%s", text)
 	}
-	if len(silent) > 0 {
-		h.log.Warn("quotas were kept without owners that do not answer", "job", r.Key.String(), "uid", r.UID, "silent", strings.Join(silent, "; "))
+	if len(sum.silent) > 0 {
+		h.log.Warn("quotas were kept without owners that do not answer", "job", r.Key.String(), "uid", r.UID, "silent", strings.Join(sum.silent, "; "))
 	}
 	return false, nil
 }
 
-// sumHeld adds up what all owners say. silent are those that could not say it.
-func (h *Host) sumHeld(ctx context.Context, of []lease.Holding) (sum []lease.Held, silent []string) {
-	sum = make([]lease.Held, len(of))
-	answers := askAll(ctx, h, h.owners(), false, func(ctx context.Context, o lease.Owner) ([]lease.Held, error) {
+// firstBeyond says which quota would be exceeded, and what of it, "" for none.
+func firstBeyond(quotas []Quota, held []lease.Held, a lease.Held) (int, string) {
+	for i := range quotas {
+		if what := quotas[i].beyond(held[i], a); what != "" {
+			return i, what
+		}
+	}
+	return 0, ""
+}
+
+// tally is what leases have at all owners.
+type tally struct {
+	held   []lease.Held
+	silent []string // owners that could not say it
+	// Where a controller said what most owners have: those that were asked themselves, and those that have to be asked too before a request
+	// is refused.
+	unsure, again []*peer
+}
+
+// sumHeld adds up what all owners have: as a controller knows it, else as each owner says. near are owners that pass a question on to a
+// controller.
+func (h *Host) sumHeld(ctx context.Context, of []lease.Holding, near []string) tally {
+	s := h.everywhere(ctx, of, near)
+	if !s.Known {
+		return h.saidHeld(ctx, of, h.owners())
+	}
+	unsure := h.named(s.Unsure)
+	t := h.saidHeld(ctx, of, unsure)
+	t.unsure = unsure
+	for i := range t.held {
+		t.held[i] = t.held[i].Add(s.Held[i])
+	}
+	if !s.Many {
+		t.again = h.named(s.At)
+	}
+	return t
+}
+
+// saidHeld adds up what owners say.
+func (h *Host) saidHeld(ctx context.Context, of []lease.Holding, owners []*peer) tally {
+	t := tally{held: make([]lease.Held, len(of))}
+	answers := askAll(ctx, h, owners, false, func(ctx context.Context, o lease.Owner) ([]lease.Held, error) {
 		c, ok := o.(lease.Counter)
 		if !ok {
 			return nil, lease.Errorf(lease.WrongPeer, "the owner's release knows no quotas")
@@ -289,15 +330,15 @@ func (h *Host) sumHeld(ctx context.Context, of []lease.Holding) (sum []lease.Hel
 	})
 	for _, a := range answers {
 		if a.err != nil {
-			silent = append(silent, a.peer.name+": "+a.err.Error())
-			h.addOwn(sum, of, a.peer.name)
+			t.silent = append(t.silent, a.peer.name+": "+a.err.Error())
+			h.addOwn(t.held, of, a.peer.name)
 			continue
 		}
-		for i := range sum {
-			sum[i] = sum[i].Add(a.v[i])
+		for i := range t.held {
+			t.held[i] = t.held[i].Add(a.v[i])
 		}
 	}
-	return sum, silent
+	return t
 }
 
 // addOwn adds what leases of this node have at an owner that did not say it.
@@ -312,9 +353,10 @@ func (h *Host) addOwn(sum []lease.Held, of []lease.Holding, owner string) {
 				there = append(there, g)
 			}
 		}
+		part := lease.PartOf(l, there)
 		for i := range of {
-			if of[i].Counts(l) {
-				sum[i] = sum[i].Add(lease.HeldBy(l, there))
+			if of[i].Counts(&part) {
+				sum[i] = sum[i].Add(part.Held)
 			}
 		}
 	}

@@ -106,6 +106,12 @@ func TestConvert(t *testing.T) {
 	})
 	same(t, func(h lease.Holding) lease.Holding { return fromHolding(wired(t, toHolding(h), &pb.Holding{})) })
 	same(t, func(h lease.Held) lease.Held { return fromHeld(wired(t, toHeld(h), &pb.Held{})) })
+	same(t, func(q lease.HeldWatch) lease.HeldWatch {
+		return fromHeldWatch(wired(t, toHeldWatch(q), &pb.WatchHeldRequest{}))
+	})
+	same(t, func(c lease.HeldChanges) lease.HeldChanges {
+		return fromHeldChanges(wired(t, toHeldChanges(c), &pb.WatchHeldReply{}))
+	})
 	same(t, func(p lease.Probe) lease.Probe { return fromProbe(wired(t, toProbe(p), &pb.Probe{})) })
 	same(t, func(p Pool) Pool { return fromPool(wired(t, toPool(p), &pb.Pool{})) })
 	same(t, func(c Check) Check { return fromCheck(wired(t, toCheck(c), &pb.Check{})) })
