@@ -243,3 +243,82 @@ func TestPromise(t *testing.T) {
 		}
 	})
 }
+
+// What a controller's daemon says of owners is no more than what it knows.
+func TestHoldings(t *testing.T) {
+	var now time.Duration
+	h := newHoldings(func() time.Duration { return now })
+	pool := []Peer{{"a", "a:1"}, {"b", "b:1"}}
+	part := func(id string, uid uint32, account string, percent uint64) lease.Part {
+		return lease.Part{ID: id, UID: uid, Cluster: "c", Account: account, Held: lease.Held{Percent: percent, Leases: 1}}
+	}
+	learn := func(o *ownerHolds, sent time.Duration, whole bool, over string, parts ...lease.Part) {
+		t.Helper()
+		c := &lease.HeldChanges{Changes: lease.Changes{Whole: whole}, Parts: parts, Promise: 4, Waited: 1}
+		for _, p := range parts {
+			c.Leases = append(c.Leases, lease.Ref{ID: p.ID})
+		}
+		if over != "" {
+			c.Leases = append(c.Leases, lease.Ref{ID: over, Over: true})
+		}
+		if err := h.learn(o, sent, c); err != nil {
+			t.Error(err)
+		}
+	}
+	expect := func(of lease.Holding, percent uint64, at, unsure string) {
+		t.Helper()
+		s := h.sum([]lease.Holding{of}, pool)
+		if !s.Known || s.Held[0].Percent != percent || strings.Join(s.At, " ") != at || strings.Join(s.Unsure, " ") != unsure {
+			t.Errorf("%+v, want %d%% at %q without %q", s, percent, at, unsure)
+		}
+	}
+	user, phys := lease.Holding{UID: 7, Jobs: true}, lease.Holding{Account: "phys", Cluster: "c"}
+	expect(user, 0, "", "a b")
+	a, b := h.begin("a"), h.begin("b")
+	expect(user, 0, "", "a b")
+	learn(a, 10, true, "", part("x", 7, "phys", 50), part("y", 8, "phys", 20))
+	learn(b, 12, true, "", part("z", 7, "chem", 30))
+	expect(user, 80, "a b", "")
+	expect(phys, 70, "a", "")
+	user.Except = "x"
+	expect(user, 30, "b", "")
+	user.Except = ""
+	learn(a, 13, false, "x", part("y", 8, "phys", 40))
+	expect(user, 30, "b", "")
+	expect(phys, 40, "a", "")
+	now = 17 // b's promise, of an answer at 13 at the earliest, is over
+	expect(user, 0, "", "b")
+	now = 18
+	expect(phys, 0, "", "a b")
+	now = 0
+	learn(b, 20, true, "")
+	expect(user, 0, "", "")
+	// What an earlier watch hears late changes nothing, nor does its end.
+	again := h.begin("b")
+	learn(b, 30, true, "", part("z", 7, "chem", 30))
+	h.end(b)
+	expect(user, 0, "", "b")
+	learn(again, 30, true, "", part("z", 7, "chem", 60))
+	expect(user, 60, "b", "")
+	if err := h.learn(again, 0, &lease.HeldChanges{Parts: make([]lease.Part, maxRefs)}); lease.CodeOf(err) != lease.Invalid {
+		t.Error(err)
+	}
+	h.end(again)
+	h.end(a)
+	if len(h.users)+len(h.accounts)+len(h.owners) > 0 {
+		t.Error("something is kept")
+	}
+	pool = nil
+	for i := range lease.MaxUnsure + 1 {
+		pool = append(pool, Peer{Name: fmt.Sprint(i)})
+	}
+	if h.sum([]lease.Holding{user}, pool).Known {
+		t.Error("hardly an owner is known")
+	}
+	for _, p := range pool {
+		learn(h.begin(p.Name), 0, true, "", part("l"+p.Name, 7, "", 1))
+	}
+	if s := h.sum([]lease.Holding{user}, pool); !s.Known || !s.Many || len(s.At) > 0 || s.Held[0].Percent != uint64(len(pool)) {
+		t.Errorf("%+v", s)
+	}
+}

@@ -11,7 +11,7 @@ package owner
 // A promise outlives the process that made it, since the controller goes by it: before a controller gets its first one, the ledger
 // says that it may have one, and the next process begins as if it had given one in that moment.
 //
-// Owner.mu guards all of it.
+// Owner.mu guards all of it, and Owner.write the notes.
 
 import (
 	"context"
@@ -30,7 +30,8 @@ const (
 	promiseTime = 4 * time.Second
 	// promiseNote begins the names of notes of controllers that may have a promise.
 	promiseNote = "promise/"
-	// answerTime is how long a controller has to answer a question before it is put to the others too, and half of how long it may take.
+	// answerTime is how long a controller has to answer a question before the question is put to the others too, and half of how long an answer
+	// may take.
 	answerTime = 500 * time.Millisecond
 	// maxQuestions is the most questions that wait at a time.
 	maxQuestions = 256
@@ -139,6 +140,8 @@ func (p *promises) wake() {
 
 // notePromise has the ledger say that a controller may have a promise.
 func (o *Owner) notePromise(host string) error {
+	o.write.Lock()
+	defer o.write.Unlock()
 	if err := o.cfg.Ledger.Put(ledger.Notes, promiseNote+host, struct{}{}); err != nil {
 		return lease.Errorf(lease.Internal, "owner %s can promise nothing: %v", o.cfg.Name, err)
 	}
@@ -162,11 +165,13 @@ func (o *Owner) loadPromises() error {
 
 // forgetPromises deletes the notes of controllers that have not asked for a promise for a while: after a start nothing has to wait for them.
 func (o *Owner) forgetPromises() {
+	o.write.Lock() // so that a note that is made anew meanwhile stays
+	defer o.write.Unlock()
 	now := o.clock.Up()
 	var old []string
 	o.mu.Lock()
 	for host, p := range o.promises.to {
-		if now > p.until && now-p.asked > 10*promiseTime {
+		if now >= p.until && now-p.asked > 10*promiseTime {
 			old = append(old, host)
 			delete(o.promises.to, host)
 		}
