@@ -19,7 +19,7 @@ import (
 // oneGPU is a quota of each user: as much as one GPU, jobs included.
 var oneGPU = Quota{Percent: some[uint64](100), Jobs: true, Whose: "each user", Of: "all pools together"}
 
-// settled waits until a controller has a promise of all owners but so many.
+// promised waits until a controller has a promise of all owners but so many.
 func (m *metropolis) promised(h *Host, but int) {
 	m.t.Helper()
 	for begun := time.Now(); ; time.Sleep(100 * time.Millisecond) {
