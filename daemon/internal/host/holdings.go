@@ -183,12 +183,13 @@ func (h *Host) everywhere(ctx context.Context, of []lease.Holding, near []string
 			return s
 		}
 	}
+	relays := slices.Clone(near)
 	for _, o := range h.sample(owners) {
-		near = append(slices.Clone(near), o.Name)
+		relays = append(relays, o.Name)
 	}
 	q := lease.HeldQuestion{Holdings: of, Owners: sumOf(owners)}
 	asked := 0
-	for _, p := range h.named(near) {
+	for _, p := range h.named(relays) {
 		if p.down() != nil {
 			continue
 		}

@@ -132,6 +132,37 @@ func (m *metropolis) sizes(h *Host, owners int) {
 	}
 }
 
+// What a controller has heard of an owner counts while the owner's promise holds, even if the owner does not answer. From then on the owner is
+// left out, as in a small pool.
+func TestQuotaOfSilentOwnerInLargePool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := emptyMetropolis(t, 12, 1)
+		defer m.end()
+		m.quotas = []Quota{oneGPU}
+		m.ctl = m.host("ctl", true)
+		m.nodes = []*Host{m.host("n00000", false)}
+		m.promised(m.ctl, 0)
+		l, err := m.run(m.nodes[0], 1000, "run-1", 60)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := m.host("n00001", false)
+		m.kill(l.Grants[0].Owner, true)
+		if _, err := m.run(n, 1000, "run-2", 50); lease.CodeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "60% held, 50% asked") {
+			t.Error(err)
+		}
+		time.Sleep(5 * time.Second)
+		if _, err := m.run(n, 1000, "run-3", 50); err != nil {
+			t.Error(err)
+		}
+		m.kill(l.Grants[0].Owner, false)
+		time.Sleep(time.Minute)
+		if _, err := m.run(n, 1000, "run-4", 10); lease.CodeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "110% held, 10% asked") {
+			t.Error(err)
+		}
+	})
+}
+
 // A controller that falls silent holds up reservations until its promise is over, and the owner's next process keeps the promise.
 func TestPromise(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -151,8 +151,8 @@ func (h *Host) round(ctx context.Context, renew bool) {
 	h.endJobs(ctx)
 }
 
-// catchUp delivers the releases whose owners can be reached. It returns false if there is none.
-func (h *Host) catchUp(ctx context.Context) bool {
+// catchUp delivers the releases whose owners can be reached.
+func (h *Host) catchUp(ctx context.Context) {
 	var pending []*held
 	h.mu.Lock()
 	for _, hd := range h.leases {
@@ -176,7 +176,6 @@ func (h *Host) catchUp(ctx context.Context) bool {
 		})
 	}
 	wg.Wait()
-	return len(pending) > 0
 }
 
 // renew tells an owner which of its leases are used. The answer names those that it no longer

@@ -260,9 +260,11 @@ func (h *Host) withinQuotas(ctx context.Context, quotas []Quota, r *lease.Reques
 	}
 	sum := h.sumHeld(ctx, of, lease.Owners(grants))
 	i, what := firstBeyond(quotas, sum.held, a)
-	if what != "" && len(sum.again) > 0 && ctx.Err() == nil { // what has ended since may not be known to the controller yet
-		sum = h.saidHeld(ctx, of, append(sum.unsure, sum.again...))
-		i, what = firstBeyond(quotas, sum.held, a)
+	if what != "" && len(sum.at) > 0 { // what has ended since may not be known to the controller yet
+		if now := h.saidHeld(ctx, of, sum.at); len(now.silent) == 0 {
+			sum.held = added(sum.said, now.held)
+			i, what = firstBeyond(quotas, sum.held, a)
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		return false, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
@@ -294,9 +296,10 @@ func firstBeyond(quotas []Quota, held []lease.Held, a lease.Held) (int, string) 
 type tally struct {
 	held   []lease.Held
 	silent []string // owners that could not say it
-	// Where a controller said what most owners have: those that were asked themselves, and those that have to be asked too before a request
-	// is refused.
-	unsure, again []*peer
+
+	// Where a controller said what most owners have: what the others said, and the owners in the controller's sum that have some of it.
+	said []lease.Held
+	at   []*peer
 }
 
 // sumHeld adds up what all owners have: as a controller knows it, else as each owner says. near are owners that pass a question on to a
@@ -306,16 +309,19 @@ func (h *Host) sumHeld(ctx context.Context, of []lease.Holding, near []string) t
 	if !s.Known {
 		return h.saidHeld(ctx, of, h.owners())
 	}
-	unsure := h.named(s.Unsure)
-	t := h.saidHeld(ctx, of, unsure)
-	t.unsure = unsure
-	for i := range t.held {
-		t.held[i] = t.held[i].Add(s.Held[i])
-	}
-	if !s.Many {
-		t.again = h.named(s.At)
-	}
+	t := h.saidHeld(ctx, of, h.named(s.Unsure))
+	t.said, t.held = t.held, added(t.held, s.Held)
+	t.at = h.named(s.At)
 	return t
+}
+
+// added is the sums of two lists.
+func added(a, b []lease.Held) []lease.Held {
+	sum := slices.Clone(a)
+	for i := range sum {
+		sum[i] = sum[i].Add(b[i])
+	}
+	return sum
 }
 
 // saidHeld adds up what owners say.
@@ -334,9 +340,7 @@ func (h *Host) saidHeld(ctx context.Context, of []lease.Holding, owners []*peer)
 			h.addOwn(t.held, of, a.peer.name)
 			continue
 		}
-		for i := range t.held {
-			t.held[i] = t.held[i].Add(a.v[i])
-		}
+		t.held = added(t.held, a.v)
 	}
 	return t
 }
