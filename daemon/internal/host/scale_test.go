@@ -73,15 +73,20 @@ type road struct {
 }
 
 func (r road) travel(what string) {
-	if what != "" {
-		n, _ := r.m.said.LoadOrStore(what, new(atomic.Int64))
-		n.(*atomic.Int64).Add(1)
-	}
+	r.m.count(what)
 	d := 100*time.Microsecond + rand.N(500*time.Microsecond)
 	if rand.IntN(100) == 0 {
 		d = 3 * time.Millisecond
 	}
 	time.Sleep(d)
+}
+
+// count counts a message.
+func (m *metropolis) count(what string) {
+	if what != "" {
+		n, _ := m.said.LoadOrStore(what, new(atomic.Int64))
+		n.(*atomic.Int64).Add(1)
+	}
 }
 
 func over[T any](r road, what string, f func() (T, error)) (v T, err error) {
@@ -138,13 +143,23 @@ func (r road) Reports(ctx context.Context, host, cluster, job string) ([]lease.R
 func (r road) Held(ctx context.Context, host string, of []lease.Holding) ([]lease.Held, error) {
 	return over(r, "Held", func() ([]lease.Held, error) { return r.Owner.Held(ctx, host, of) })
 }
+
+// renewed is a WatchHeld whose answer renews the promise and nothing else.
+const renewed = "WatchHeld without news"
+
 func (r road) HeldEverywhere(ctx context.Context, host string, q lease.HeldQuestion) (lease.HeldSum, error) {
 	return over(r, "HeldEverywhere", func() (lease.HeldSum, error) { return r.Owner.HeldEverywhere(ctx, host, q) })
 }
 func (r road) WatchHeld(ctx context.Context, host string, q lease.HeldWatch) (lease.HeldChanges, error) {
 	ctx, cancel := r.alive(ctx)
 	defer cancel()
-	return over(r, "WatchHeld", func() (lease.HeldChanges, error) { return r.Owner.WatchHeld(ctx, host, q) })
+	c, err := over(r, "", func() (lease.HeldChanges, error) { return r.Owner.WatchHeld(ctx, host, q) })
+	if len(c.Leases)+len(c.Questions) > 0 {
+		r.m.count("WatchHeld")
+	} else {
+		r.m.count(renewed)
+	}
+	return c, err
 }
 func (r road) Watch(ctx context.Context, host string, since lease.Mark, wait time.Duration) (lease.Changes, error) {
 	ctx, cancel := r.alive(ctx)
