@@ -185,7 +185,9 @@ func (h *Host) everywhere(ctx context.Context, of []lease.Holding, near []string
 	}
 	relays := slices.Clone(near)
 	for _, o := range h.sample(owners) {
-		relays = append(relays, o.Name)
+		if !slices.Contains(near, o.Name) {
+			relays = append(relays, o.Name)
+		}
 	}
 	q := lease.HeldQuestion{Holdings: of, Owners: sumOf(owners)}
 	asked := 0

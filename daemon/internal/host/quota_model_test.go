@@ -288,7 +288,9 @@ func TestQuotaModel(t *testing.T) {
 			m.nodes, m.closes = append(m.nodes, h), append(m.closes, end)
 		}
 		m.promised(c.ctls["ctl"], 2)
+		c.mu.Lock()
 		c.wild = true
+		c.mu.Unlock()
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() { c.trouble(stop) })

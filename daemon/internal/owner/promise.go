@@ -163,6 +163,9 @@ func (o *Owner) loadPromises() error {
 	})
 }
 
+// forgetTime is how long a controller is remembered that asks no more: longer than a watch may wait.
+const forgetTime = maxWatch + 10*time.Second
+
 // forgetPromises deletes the notes of controllers that have not asked for a promise for a while: after a start nothing has to wait for them.
 func (o *Owner) forgetPromises() {
 	o.write.Lock() // so that a note that is made anew meanwhile stays
@@ -171,7 +174,7 @@ func (o *Owner) forgetPromises() {
 	var old []string
 	o.mu.Lock()
 	for host, p := range o.promises.to {
-		if now >= p.until && now-p.asked > 10*promiseTime {
+		if now >= p.until && now-p.asked > forgetTime {
 			old = append(old, host)
 			delete(o.promises.to, host)
 		}
