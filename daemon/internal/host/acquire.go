@@ -231,15 +231,16 @@ func (h *Host) grant(ctx context.Context, r lease.Request) (lease.Lease, error) 
 		if err != nil {
 			return lease.Lease{}, err
 		}
-		if again, err := h.withinQuotas(ctx, quotas, &r, got.grants, ""); err != nil {
+		again, err := h.withinQuotas(ctx, quotas, &r, got.grants, "")
+		if lease.CodeOf(err) == lease.NoRoom && err != nil && !caught && (!again || try >= quotaTries) {
+			caught = true
+			h.catchUp(ctx) // releases of this host that are not delivered yet
+			again, err = h.withinQuotas(ctx, quotas, &r, got.grants, "")
+		}
+		if err != nil {
 			h.view.settle(got.claims, "", false)
-			switch {
-			case again && try < quotaTries:
+			if again && try < quotaTries {
 				quotaRest(ctx, try)
-				continue
-			case !caught && lease.CodeOf(err) == lease.NoRoom:
-				caught = true
-				h.catchUp(ctx) // releases of this host that are not delivered yet
 				continue
 			}
 			return lease.Lease{}, err

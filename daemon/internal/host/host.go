@@ -8,6 +8,7 @@ package host
 //	acquire.go  request -> inventories -> placement -> attempt, until one succeeds
 //	attempt.go  placement -> reserve -> confirm -> socket, step by step, each with its undo
 //	quota.go    what a user may hold of all owners together
+//	holdings.go what users hold, as a controller's daemon knows it, for quotas in large pools
 //	sponsor.go  the same for other nodes, by the controller's daemon
 //	attach.go   a node's daemon takes what was got for it
 //	owners.go   several owners are asked at once; peers.go has one of them
@@ -47,6 +48,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/probe"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/internal/boottime"
 )
 
 // Peer is an owner: the name that it has to prove, and where it listens.
@@ -127,6 +129,8 @@ type Config struct {
 	hook      func(string) // a test's fault points
 	noSockets bool         // in a test of thousands of nodes, whose clock is not the machine's
 	few       int          // a test's; see few
+	// up is the time since boot, or a test's.
+	up func() time.Duration
 }
 
 func (c Config) withDefaults() Config {
@@ -145,6 +149,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.up == nil {
+		c.up = boottime.Now
 	}
 	if c.Who == nil {
 		c.Who = newDirectory().who
@@ -251,6 +258,7 @@ type Host struct {
 
 	controller atomic.Bool // see SetController
 	view       *overview
+	holds      *holdings
 	began      map[string]bool   // owners of the leases that were in the ledger at the start
 	pooled     []Peer            // the owners of all pools, by name; replaced as a whole, like addrs
 	addrs      map[string]string // theirs
@@ -268,7 +276,7 @@ func New(cfg Config) (*Host, error) {
 		cfg: cfg, log: cfg.Log, users: cfg.Users, quotas: cfg.Quotas, runLife: cfg.RunLife,
 		peers: make(map[string]*peer), attaching: make(map[string]*attachConn), leases: make(map[string]*held), keys: make(map[name]*held),
 		flights: make(map[name]*flight), tombs: make(map[name]tombstone), gone: make(map[string]time.Time), clients: make(map[watched]*os.File), ends: make(map[endName]*jobEnd),
-		wake: make(chan struct{}, 1), view: newOverview(),
+		wake: make(chan struct{}, 1), view: newOverview(), holds: newHoldings(cfg.up),
 		acquires: crew{doing: "acquiring leases", most: 64, each: 4},
 		explains: crew{doing: "reading the audit log", most: 2, each: 1},
 		probes:   crew{doing: "probing", most: 8, each: 1},

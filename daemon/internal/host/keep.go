@@ -169,11 +169,7 @@ func (h *Host) catchUp(ctx context.Context) {
 	h.mu.Unlock()
 	var wg sync.WaitGroup
 	for _, hd := range pending {
-		wg.Go(func() {
-			h.deliver(ctx, hd)
-			hd.deliver.Lock() // another delivery may have come first
-			defer hd.deliver.Unlock()
-		})
+		wg.Go(func() { h.delivered(ctx, hd) })
 	}
 	wg.Wait()
 }

@@ -21,7 +21,7 @@ func TestLargeTowns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(exe, "-test.run", "^Test(Sponsor|End|Clocks|OneEpoch|OwnerAway|Silence|Epoch)", "-test.short", "-test.timeout", "5m")
+	cmd := exec.Command(exe, "-test.run", "^Test(Sponsor|End|Clocks|OneEpoch|OwnerAway|Silence|Epoch|QuotaOf|QuotaCounts)", "-test.short", "-test.timeout", "5m")
 	cmd.Env = append(os.Environ(), "SLUICE_FEW=-1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)

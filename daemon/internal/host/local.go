@@ -160,6 +160,39 @@ func (h *Host) Pool(ctx context.Context, _ rpc.Peer, name string) ([]rpc.Pool, e
 	return out, nil
 }
 
+// sizeAge is how old an answer may be for what leases do not change of an owner's GPUs.
+const sizeAge = time.Minute
+
+// GPUs returns a pool's GPUs by owner, for what leases do not change of them: those of the owners that answer. A controller's daemon knows
+// them in a large pool. Other daemons ask, and may tell what they heard a minute ago, unless now says not to.
+func (h *Host) GPUs(ctx context.Context, name string, now bool) ([][]lease.GPU, error) {
+	h.mu.Lock()
+	pool, ok := h.pools[name]
+	h.mu.Unlock()
+	if !ok {
+		return nil, lease.Errorf(lease.NotFound, "pool %q is not in sluice.yaml", form.Name(name))
+	}
+	owners, age := pool.Owners, fresh
+	var all [][]lease.GPU
+	if len(owners) > h.cfg.few {
+		if all, owners = h.view.gpus(owners); !now {
+			age = sizeAge
+		}
+	}
+	if len(all) > 0 { // else those that were away are asked too
+		owners = slices.DeleteFunc(owners, func(o Peer) bool {
+			p, err := h.peer(o.Name, o.Addr)
+			return err != nil || p.down() != nil
+		})
+	}
+	for _, v := range h.survey(ctx, owners, age, false) {
+		if v.err == nil {
+			all = append(all, v.inv.GPUs)
+		}
+	}
+	return all, nil
+}
+
 // Health implements rpc.LocalService.
 func (h *Host) Health(ctx context.Context, _ rpc.Peer) ([]rpc.Check, error) {
 	checks := h.NodeHealth(ctx)

@@ -420,3 +420,17 @@ func (v *overview) unknown(owners []Peer) (names []string) {
 	}
 	return names
 }
+
+// gpus returns the GPUs of the owners that are known and answer, and the owners that have to be asked for theirs.
+func (v *overview) gpus(owners []Peer) (all [][]lease.GPU, unknown []Peer) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, p := range owners {
+		if o := v.owners[p.Name]; o == nil {
+			unknown = append(unknown, p)
+		} else if o.up {
+			all = append(all, o.gpus)
+		}
+	}
+	return all, unknown
+}

@@ -14,6 +14,8 @@ package host
 // cannot both get what only one of them may have. Both may be refused. Each then waits a moment and tries again, as long as the
 // leases in its way are only reserved.
 //
+// In large pools a controller's daemon says what most owners have, see holdings.go; that counts as much as if they were asked.
+//
 // Leases at an owner that does not answer are not counted, except for this node's own. The owners trust a host to add up, as they
 // trust it to say who asks.
 
@@ -253,31 +255,76 @@ func (h *Host) withinQuotas(ctx context.Context, quotas []Quota, r *lease.Reques
 	for i := range quotas {
 		of[i] = quotas[i].holding(r, lessThis)
 	}
-	held, silent := h.sumHeld(ctx, of)
+	sum := h.sumHeld(ctx, of, lease.Owners(grants))
+	i, what := firstBeyond(quotas, sum.held, a)
+	if what != "" && len(sum.at) > 0 { // what has ended since may not be known to the controller yet
+		if now := h.saidHeld(ctx, of, sum.at); len(now.silent) == 0 {
+			sum.held = added(sum.said, now.held)
+			i, what = firstBeyond(quotas, sum.held, a)
+		}
+	}
 	if err := ctx.Err(); err != nil {
 		return false, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
 	}
-	for i := range quotas {
-		what := quotas[i].beyond(held[i], a)
-		if what == "" {
-			continue
-		}
+	if what != "" {
 		text := "quota: " + what + "; wait until a lease ends (see sluice list), ask for less, or ask your site for quotas in sluice.yaml"
-		if len(silent) > 0 {
-			text += "; not asked: " + strings.Join(silent, "; ")
+		if len(sum.silent) > 0 {
+			text += "; not asked: " + strings.Join(sum.silent, "; ")
 		}
-		return held[i].Reserved > 0, lease.Errorf(lease.NoRoom, "%s", text)
+		return sum.held[i].Reserved > 0, lease.Errorf(lease.NoRoom, "%s", text)
 	}
-	if len(silent) > 0 {
-		h.log.Warn("quotas were kept without owners that do not answer", "job", r.Key.String(), "uid", r.UID, "silent", strings.Join(silent, "; "))
+	if len(sum.silent) > 0 {
+		h.log.Warn("quotas were kept without owners that do not answer", "job", r.Key.String(), "uid", r.UID, "silent", strings.Join(sum.silent, "; "))
 	}
 	return false, nil
 }
 
-// sumHeld adds up what all owners say. silent are those that could not say it.
-func (h *Host) sumHeld(ctx context.Context, of []lease.Holding) (sum []lease.Held, silent []string) {
-	sum = make([]lease.Held, len(of))
-	answers := askAll(ctx, h, h.owners(), false, func(ctx context.Context, o lease.Owner) ([]lease.Held, error) {
+// firstBeyond says which quota would be exceeded, and what of it, "" for none.
+func firstBeyond(quotas []Quota, held []lease.Held, a lease.Held) (int, string) {
+	for i := range quotas {
+		if what := quotas[i].beyond(held[i], a); what != "" {
+			return i, what
+		}
+	}
+	return 0, ""
+}
+
+// tally is what leases have at all owners.
+type tally struct {
+	held   []lease.Held
+	silent []string // owners that could not say it
+
+	// Where a controller said what most owners have: what the others said, and the owners in the controller's sum that have some of it.
+	said []lease.Held
+	at   []*peer
+}
+
+// sumHeld adds up what all owners have: as a controller knows it, else as each owner says. near are owners that pass a question on to a
+// controller.
+func (h *Host) sumHeld(ctx context.Context, of []lease.Holding, near []string) tally {
+	s := h.everywhere(ctx, of, near)
+	if !s.Known {
+		return h.saidHeld(ctx, of, h.owners())
+	}
+	t := h.saidHeld(ctx, of, h.named(s.Unsure))
+	t.said, t.held = t.held, added(t.held, s.Held)
+	t.at = h.named(s.At)
+	return t
+}
+
+// added is the sums of two lists.
+func added(a, b []lease.Held) []lease.Held {
+	sum := slices.Clone(a)
+	for i := range sum {
+		sum[i] = sum[i].Add(b[i])
+	}
+	return sum
+}
+
+// saidHeld adds up what owners say.
+func (h *Host) saidHeld(ctx context.Context, of []lease.Holding, owners []*peer) tally {
+	t := tally{held: make([]lease.Held, len(of))}
+	answers := askAll(ctx, h, owners, false, func(ctx context.Context, o lease.Owner) ([]lease.Held, error) {
 		c, ok := o.(lease.Counter)
 		if !ok {
 			return nil, lease.Errorf(lease.WrongPeer, "the owner's release knows no quotas")
@@ -286,15 +333,13 @@ func (h *Host) sumHeld(ctx context.Context, of []lease.Holding) (sum []lease.Hel
 	})
 	for _, a := range answers {
 		if a.err != nil {
-			silent = append(silent, a.peer.name+": "+a.err.Error())
-			h.addOwn(sum, of, a.peer.name)
+			t.silent = append(t.silent, a.peer.name+": "+a.err.Error())
+			h.addOwn(t.held, of, a.peer.name)
 			continue
 		}
-		for i := range sum {
-			sum[i] = sum[i].Add(a.v[i])
-		}
+		t.held = added(t.held, a.v)
 	}
-	return sum, silent
+	return t
 }
 
 // addOwn adds what leases of this node have at an owner that did not say it.
@@ -309,9 +354,10 @@ func (h *Host) addOwn(sum []lease.Held, of []lease.Holding, owner string) {
 				there = append(there, g)
 			}
 		}
+		part := lease.HeldPartOf(l, there)
 		for i := range of {
-			if of[i].Counts(l) {
-				sum[i] = sum[i].Add(lease.HeldBy(l, there))
+			if of[i].Counts(&part) {
+				sum[i] = sum[i].Add(part.Held)
 			}
 		}
 	}

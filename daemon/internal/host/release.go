@@ -140,7 +140,7 @@ func (h *Host) release(ctx context.Context, hd *held, reason string, over bool) 
 		h.mu.Unlock()
 		hd.deliver.Unlock()
 		if again {
-			h.deliver(ctx, hd)
+			h.delivered(ctx, hd)
 		}
 		return
 	}
@@ -177,7 +177,14 @@ func (h *Host) release(ctx context.Context, hd *held, reason string, over bool) 
 	h.tell(audit.Release, &rec.Lease, reason)
 	h.log.Info("lease released", "lease", rec.Lease.ID, "job", k.String(), "reason", reason)
 	hd.deliver.Unlock()
+	h.delivered(ctx, hd)
+}
+
+// delivered delivers a release, or waits while another goroutine does.
+func (h *Host) delivered(ctx context.Context, hd *held) {
 	h.deliver(ctx, hd)
+	hd.deliver.Lock()
+	defer hd.deliver.Unlock()
 }
 
 // deliver sends a release to the owners that have not been sent it, all at once. Run tries the

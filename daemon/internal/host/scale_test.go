@@ -36,6 +36,12 @@ type metropolis struct {
 	pool   Pool
 	ctl    *Host
 	nodes  []*Host
+	gpus   int     // of an owner
+	clock  virtual // the owners'
+	quotas []Quota // of all hosts
+
+	// dial is a test's way from a host to an owner, nil for a road.
+	dial func(from, owner string) lease.Owner
 
 	said sync.Map // method: *atomic.Int64
 
@@ -67,15 +73,20 @@ type road struct {
 }
 
 func (r road) travel(what string) {
-	if what != "" {
-		n, _ := r.m.said.LoadOrStore(what, new(atomic.Int64))
-		n.(*atomic.Int64).Add(1)
-	}
+	r.m.count(what)
 	d := 100*time.Microsecond + rand.N(500*time.Microsecond)
 	if rand.IntN(100) == 0 {
 		d = 3 * time.Millisecond
 	}
 	time.Sleep(d)
+}
+
+// count counts a message.
+func (m *metropolis) count(what string) {
+	if what != "" {
+		n, _ := m.said.LoadOrStore(what, new(atomic.Int64))
+		n.(*atomic.Int64).Add(1)
+	}
 }
 
 func over[T any](r road, what string, f func() (T, error)) (v T, err error) {
@@ -129,10 +140,36 @@ func (r road) List(ctx context.Context, host string) ([]lease.Status, error) {
 func (r road) Reports(ctx context.Context, host, cluster, job string) ([]lease.Report, error) {
 	return over(r, "Reports", func() ([]lease.Report, error) { return r.Owner.Reports(ctx, host, cluster, job) })
 }
-func (r road) Watch(ctx context.Context, host string, since lease.Mark, wait time.Duration) (lease.Changes, error) {
-	// A death is noticed in the middle of it, as by the keep-alive of the connection.
-	ctx, cancel := context.WithCancel(ctx)
+func (r road) Held(ctx context.Context, host string, of []lease.Holding) ([]lease.Held, error) {
+	return over(r, "Held", func() ([]lease.Held, error) { return r.Owner.Held(ctx, host, of) })
+}
+
+// renewed is a WatchHeld whose answer renews the promise and nothing else.
+const renewed = "WatchHeld without news"
+
+func (r road) HeldEverywhere(ctx context.Context, host string, q lease.HeldQuestion) (lease.HeldSum, error) {
+	return over(r, "HeldEverywhere", func() (lease.HeldSum, error) { return r.Owner.HeldEverywhere(ctx, host, q) })
+}
+func (r road) WatchHeld(ctx context.Context, host string, q lease.HeldWatch) (lease.HeldChanges, error) {
+	ctx, cancel := r.alive(ctx)
 	defer cancel()
+	c, err := over(r, "", func() (lease.HeldChanges, error) { return r.Owner.WatchHeld(ctx, host, q) })
+	if len(c.Leases)+len(c.Questions) > 0 {
+		r.m.count("WatchHeld")
+	} else {
+		r.m.count(renewed)
+	}
+	return c, err
+}
+func (r road) Watch(ctx context.Context, host string, since lease.Mark, wait time.Duration) (lease.Changes, error) {
+	ctx, cancel := r.alive(ctx)
+	defer cancel()
+	return over(r, "Watch", func() (lease.Changes, error) { return r.Owner.Watch(ctx, host, since, wait) })
+}
+
+// alive ends a long call when the owner dies in the middle of it, as the keep-alive of the connection does.
+func (r road) alive(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		for ctx.Err() == nil {
 			if r.m.isDead(r.name) {
@@ -141,7 +178,7 @@ func (r road) Watch(ctx context.Context, host string, since lease.Mark, wait tim
 			pause(ctx, time.Second)
 		}
 	}()
-	return over(r, "Watch", func() (lease.Changes, error) { return r.Owner.Watch(ctx, host, since, wait) })
+	return ctx, cancel
 }
 func (r road) Register(ctx context.Context, host, cluster, job string, at []lease.Whereabouts) error {
 	_, err := over(r, "Register", func() (int, error) { return 0, r.Owner.Register(ctx, host, cluster, job, at) })
@@ -167,29 +204,7 @@ func (m *metropolis) book(name string) *ledger.Ledger {
 }
 
 func newMetropolis(t *testing.T, owners, gpus, nodes int) *metropolis {
-	dir, err := os.MkdirTemp("", "sluice-metropolis")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &metropolis{t: t, dir: dir, owners: make(map[string]*owner.Owner)}
-	m.closes = append(m.closes, func() { os.RemoveAll(dir) })
-	clock := virtual{time.Now().Add(-time.Hour)}
-	for i := range owners {
-		name := fmt.Sprintf("gpu%04d", i)
-		var has []lease.GPU
-		for j := range gpus {
-			has = append(has, lease.GPU{UUID: fmt.Sprintf("GPU-%s-%d", name, j), Index: j, Name: "NVIDIA H200", Mem: fakeMem, Overhead: 512 << 20, Healthy: true})
-		}
-		book := m.book(name)
-		o, err := owner.New(owner.Config{Name: name, Ledger: book, Audit: nothing{}, Workers: noWorkers{}, Clock: clock, Controllers: []string{"ctl"},
-			Devices: func() ([]lease.GPU, time.Duration) { return has, 0 }, Log: Config{}.withDefaults().Log, Limits: owner.Limits{Silence: time.Minute}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.owners[name] = o
-		m.pool.Owners = append(m.pool.Owners, Peer{name, name + ":7071"})
-		m.run(o.Run, func() { o.Close(); book.Close() })
-	}
+	m := emptyMetropolis(t, owners, gpus)
 	m.ctl = m.host("ctl", true)
 	for i := range nodes {
 		m.nodes = append(m.nodes, m.host(fmt.Sprintf("n%05d", i), false))
@@ -197,12 +212,45 @@ func newMetropolis(t *testing.T, owners, gpus, nodes int) *metropolis {
 	return m
 }
 
-// run runs a daemon until end.
-func (m *metropolis) run(f func(context.Context) error, end func()) {
+// emptyMetropolis has owners only.
+func emptyMetropolis(t *testing.T, owners, gpus int) *metropolis {
+	dir, err := os.MkdirTemp("", "sluice-metropolis")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &metropolis{t: t, dir: dir, owners: make(map[string]*owner.Owner), gpus: gpus, clock: virtual{time.Now().Add(-time.Hour)}}
+	m.closes = append(m.closes, func() { os.RemoveAll(dir) })
+	for i := range owners {
+		name := fmt.Sprintf("gpu%04d", i)
+		o, end := m.owner(name)
+		m.owners[name] = o
+		m.pool.Owners = append(m.pool.Owners, Peer{name, name + ":7071"})
+		m.closes = append(m.closes, end)
+	}
+	return m
+}
+
+// owner starts an owner's daemon. end ends it.
+func (m *metropolis) owner(name string) (_ *owner.Owner, end func()) {
+	var has []lease.GPU
+	for j := range m.gpus {
+		has = append(has, lease.GPU{UUID: fmt.Sprintf("GPU-%s-%d", name, j), Index: j, Name: "NVIDIA H200", Mem: fakeMem, Overhead: 512 << 20, Healthy: true})
+	}
+	book := m.book(name)
+	o, err := owner.New(owner.Config{Name: name, Ledger: book, Audit: nothing{}, Workers: noWorkers{}, Clock: m.clock, Controllers: []string{"ctl"},
+		Devices: func() ([]lease.GPU, time.Duration) { return has, 0 }, Log: Config{}.withDefaults().Log, Limits: owner.Limits{Silence: time.Minute}})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return o, running(o.Run, func() { o.Close(); book.Close() })
+}
+
+// running runs a daemon. What it returns ends it.
+func running(f func(context.Context) error, end func()) func() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = f(ctx) }()
-	m.closes = append(m.closes, func() { cancel(); <-done; end() })
+	return func() { cancel(); <-done; end() }
 }
 
 func (m *metropolis) end() {
@@ -213,24 +261,34 @@ func (m *metropolis) end() {
 }
 
 func (m *metropolis) host(name string, controller bool) *Host {
+	h, end := m.start(name, controller, 0)
+	m.closes = append(m.closes, end)
+	return h
+}
+
+// start starts a host's daemon. end ends it.
+func (m *metropolis) start(name string, controller bool, few int) (_ *Host, end func()) {
 	book := m.book(name + ".host")
 	h, err := New(Config{
 		Node: name, Cluster: "c", RunDir: filepath.Join(m.dir, "run-"+name), Ledger: book, Audit: nothing{},
-		Pools: map[string]Pool{"default": m.pool}, Controller: controller, noSockets: true,
-		DialOwner: func(name, _ string) (lease.Owner, error) {
+		Pools: map[string]Pool{"default": m.pool}, Controller: controller, noSockets: true, Quotas: m.quotas, few: few, up: m.clock.Up,
+		Who: func(context.Context, uint32) (Who, error) { return Who{}, nil },
+		DialOwner: func(owner, _ string) (lease.Owner, error) {
+			if m.dial != nil {
+				return m.dial(name, owner), nil
+			}
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			if m.old[name] {
-				return struct{ lease.Owner }{road{m.owners[name], m, name}}, nil
+			if m.old[owner] {
+				return struct{ lease.Owner }{road{m.owners[owner], m, owner}}, nil
 			}
-			return road{m.owners[name], m, name}, nil
+			return road{m.owners[owner], m, owner}, nil
 		},
 	})
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	m.run(h.Run, func() { h.Close(); book.Close() })
-	return h
+	return h, running(h.Run, func() { h.Close(); book.Close() })
 }
 
 // heard waits until a controller's daemon has heard of all owners but some.

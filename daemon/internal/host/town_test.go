@@ -117,9 +117,36 @@ func (w way) Watch(ctx context.Context, host string, since lease.Mark, wait time
 	if err := w.up(host); err != nil {
 		return lease.Changes{}, err
 	}
-	// A cut is noticed in the middle of it, as by the keep-alive of the connection.
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := w.uncut(ctx, host)
 	defer cancel()
+	c, err := w.Owner.Watch(ctx, host, since, wait)
+	if down := w.up(host); down != nil {
+		return lease.Changes{}, down
+	}
+	return c, err
+}
+func (w way) WatchHeld(ctx context.Context, host string, q lease.HeldWatch) (lease.HeldChanges, error) {
+	if err := w.up(host); err != nil {
+		return lease.HeldChanges{}, err
+	}
+	ctx, cancel := w.uncut(ctx, host)
+	defer cancel()
+	c, err := w.Owner.WatchHeld(ctx, host, q)
+	if down := w.up(host); down != nil {
+		return lease.HeldChanges{}, down
+	}
+	return c, err
+}
+func (w way) HeldEverywhere(ctx context.Context, host string, q lease.HeldQuestion) (lease.HeldSum, error) {
+	if err := w.up(host); err != nil {
+		return lease.HeldSum{}, err
+	}
+	return w.Owner.HeldEverywhere(ctx, host, q)
+}
+
+// uncut ends a long call when the way is cut in the middle of it, as the keep-alive of the connection does.
+func (w way) uncut(ctx context.Context, host string) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		for t := time.NewTicker(20 * time.Millisecond); ctx.Err() == nil; <-t.C {
 			if w.up(host) != nil {
@@ -127,11 +154,7 @@ func (w way) Watch(ctx context.Context, host string, since lease.Mark, wait time
 			}
 		}
 	}()
-	c, err := w.Owner.Watch(ctx, host, since, wait)
-	if down := w.up(host); down != nil {
-		return lease.Changes{}, down
-	}
-	return c, err
+	return ctx, cancel
 }
 func (w way) Register(ctx context.Context, host, cluster, job string, at []lease.Whereabouts) error {
 	if err := w.up(host); err != nil {

@@ -33,6 +33,8 @@ const (
 	// the least time between two answers, in which changes gather.
 	watchWait = 20 * time.Second
 	watchGap  = 500 * time.Millisecond
+	// promiseWait is the same where an owner makes promises, which would run out before an answer after watchWait: see lease.Promiser.
+	promiseWait = 2500 * time.Millisecond
 	// unwatchable is the pause after an owner has refused to be watched.
 	unwatchable = time.Minute
 )
@@ -79,13 +81,15 @@ func (w watching) keep(ctx context.Context, h *Host, begin func(func())) {
 // watchOwner has the overview know what an owner has, until ctx ends.
 func (h *Host) watchOwner(ctx context.Context, p *peer) {
 	said := false
+	w := &promised{holds: h.holds.begin(p.name)}
+	defer h.holds.end(w.holds)
 	for ctx.Err() == nil {
 		if p.down() != nil { // a round of Run tries it again
 			h.view.lost(p.name)
 			pause(ctx, watchGap)
 			continue
 		}
-		c, err := h.ask(ctx, p)
+		c, rested, err := h.askPromise(ctx, p, w)
 		var late []lease.Ref
 		if err == nil {
 			for i := range c.Inventory.GPUs {
@@ -102,7 +106,9 @@ func (h *Host) watchOwner(ctx context.Context, p *peer) {
 			for _, r := range late {
 				h.endLate(ctx, p, r)
 			}
-			pause(ctx, watchGap)
+			if !rested {
+				pause(ctx, watchGap)
+			}
 		case code == lease.Down:
 			pause(ctx, watchGap)
 		default:
@@ -111,6 +117,7 @@ func (h *Host) watchOwner(ctx context.Context, p *peer) {
 				h.log.Warn("owner cannot be watched; it is asked for each job", "owner", p.name, "error", err)
 			}
 			h.view.unwatched(p.name)
+			w.since = lease.Mark{}
 			pause(ctx, unwatchable)
 		}
 	}

@@ -29,6 +29,7 @@ import (
 // Host is the part of the daemon's host role that this package needs, *host.Host.
 type Host interface {
 	jobs.PoolSource
+	Pool(ctx context.Context, p rpc.Peer, name string) ([]rpc.Pool, error)
 	Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease, error)
 	Refused(k lease.Key, uid uint32, err error, times int)
 	EndJob(ctx context.Context, cluster, job string, nodes []string, upTo uint64, reason string) (unreached []string, err error)

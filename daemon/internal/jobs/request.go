@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-hpc/sluice/spank/options"
 )
 
-// PoolSource tells what GPUs a pool has, *host.Host.
+// PoolSource tells what GPUs a pool has, by owner, *host.Host. With now it does not tell what it heard a while ago.
 type PoolSource interface {
-	Pool(ctx context.Context, p rpc.Peer, name string) ([]rpc.Pool, error)
+	GPUs(ctx context.Context, pool string, now bool) ([][]lease.GPU, error)
 }
 
 // Asks says whether a job asks for a fraction, by what slurmctld has of it.
@@ -182,17 +182,23 @@ func wishes(ctx context.Context, set Settings, source PoolSource, j slurm.Job, r
 // charged refuses more memory for each fraction than units licences pay for: a share of a
 // GPU's memory costs as many licences as the same share of its time.
 func charged(ctx context.Context, source PoolSource, r *lease.Request, mem, units uint64, whose string) error {
-	pools, err := source.Pool(ctx, Root, r.Pool)
+	err := chargedFor(ctx, source, false, r, mem, units, whose)
+	if err != nil { // nothing is refused by what was heard a while ago
+		err = chargedFor(ctx, source, true, r, mem, units, whose)
+	}
+	return err
+}
+
+func chargedFor(ctx context.Context, source PoolSource, now bool, r *lease.Request, mem, units uint64, whose string) error {
+	owners, err := source.GPUs(ctx, r.Pool, now)
 	if err != nil {
 		return err
 	}
 	var least uint64
-	for _, p := range pools {
-		for _, o := range p.Owners {
-			for _, g := range o.Inventory.GPUs {
-				if g.IsType(r.Type) && (least == 0 || g.Mem < least) {
-					least = g.Mem
-				}
+	for _, gpus := range owners {
+		for i := range gpus {
+			if g := &gpus[i]; (least == 0 || g.Mem < least) && g.IsType(r.Type) {
+				least = g.Mem
 			}
 		}
 	}

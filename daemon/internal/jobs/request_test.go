@@ -1,6 +1,7 @@
 package jobs_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -14,6 +15,32 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 	"github.com/sluice-hpc/sluice/internal/form"
 )
+
+// sizes is a pool of one GPU, as it was heard to be and as it is now, in bytes.
+type sizes struct{ heard, now uint64 }
+
+func (s sizes) GPUs(_ context.Context, _ string, now bool) ([][]lease.GPU, error) {
+	g := lease.GPU{Name: "NVIDIA H200", Mem: s.heard}
+	if now {
+		g.Mem = s.now
+	}
+	return [][]lease.GPU{nil, {g}}, nil
+}
+
+// Nothing is refused by what was heard a while ago.
+func TestSizeNow(t *testing.T) {
+	for _, c := range []struct {
+		heard, now uint64
+		refused    string
+	}{{80, 80, ""}, {40, 80, ""}, {20, 80, ""}, {40, 40, "cost 75 licences"}, {20, 20, "has 20480 MiB"}, {0, 0, "no GPU can be seen"}} {
+		j := slurm.Job{ID: "7", Gres: []slurm.Gres{{Name: "rgpu", Count: 50}}, Licences: slurm.Counts{"rgpu": 50}}
+		j.Nodes = []string{"n1"}
+		_, err := jobs.Request(t.Context(), jobstest.Settings, sizes{c.heard << 30, c.now << 30}, "c", j, rpc.JobRun{Job: "7", Wishes: map[string]string{"mem": "30G"}})
+		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("heard %d GiB, now %d: %v", c.heard, c.now, err)
+		}
+	}
+}
 
 // What is asked of the pool, by the job's record and its user's wishes.
 func TestRequest(t *testing.T) {

@@ -317,6 +317,7 @@ func (o *Owner) Run(ctx context.Context) error {
 		if now := o.clock.Up(); now-looked >= idleEvery {
 			looked = now
 			o.lookIdle(ctx)
+			o.forgetPromises()
 		}
 		select {
 		case <-ctx.Done():

@@ -43,7 +43,14 @@ func (o *Owner) reserve(ctx context.Context, from string, l lease.Lease, ttl tim
 	}
 	for {
 		have, wait, err := o.tryReserve(&l, ttl)
-		if wait == nil {
+		switch {
+		case wait == nil && err != nil:
+			return have, err
+		case wait == nil:
+			if ttl > 0 {
+				err = o.told(ctx)
+			}
+			o.point("reserve-3-answer")
 			return have, err
 		}
 		if err := o.await(ctx, wait); err != nil {
@@ -163,7 +170,6 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 	if err := o.commit(nil, rec); err != nil {
 		return lease.Lease{}, nil, err
 	}
-	o.point("reserve-3-answer")
 	return rec.Lease, nil, nil
 }
 
@@ -224,6 +230,7 @@ func (o *Owner) commit(e *entry, rec record) error {
 		e.rec, e.deadline = rec, rec.deadline(o.clock)
 		e.renewed, e.said = o.clock.Up(), o.clock.Now()
 		e.activity.since = e.renewed
+		o.journal.add(change{Ref: refOf(e, false), quiet: true})
 	}
 	o.mu.Unlock()
 	if audited == nil {
@@ -302,6 +309,7 @@ func (o *Owner) resync() {
 		if rec, ok := recs[id]; ok {
 			if !e.ending { // an end in progress goes on
 				e.rec, e.deadline = rec, rec.deadline(o.clock)
+				o.journal.add(change{Ref: refOf(e, false)})
 			}
 		} else if !e.trying {
 			o.drop(e)

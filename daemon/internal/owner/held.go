@@ -19,9 +19,10 @@ func (o *Owner) Held(_ context.Context, _ string, of []lease.Holding) ([]lease.H
 	o.mu.RLock()
 	defer o.mu.RUnlock()
 	for _, e := range o.leases {
+		part := lease.HeldPartOf(&e.rec.Lease, e.rec.Lease.Grants)
 		for i := range of {
-			if of[i].Counts(&e.rec.Lease) {
-				out[i] = out[i].Add(lease.HeldBy(&e.rec.Lease, e.rec.Lease.Grants))
+			if of[i].Counts(&part) {
+				out[i] = out[i].Add(part.Held)
 			}
 		}
 	}

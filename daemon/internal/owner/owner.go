@@ -4,8 +4,8 @@ package owner
 
 // Flow of a lease; the points are those of package fault:
 //
-//	Reserve   check -> (reserve-1) ledger -> (reserve-2) answer; granted at once,
-//	          as Confirm from grant-1
+//	Reserve   check -> (reserve-1) ledger -> (reserve-2) controllers told, see promise.go
+//	          -> (reserve-3) answer; granted at once, as Confirm from grant-1
 //	Confirm   check -> (confirm-1) ledger: granted -> (grant-1) audit -> (grant-2)
 //	          answer
 //	Offer     check, ticket -> (open-1) answer
@@ -189,21 +189,22 @@ type Owner struct {
 	queue   []line   // lines that the audit log does not have yet, in order
 	written []uint64 // lines of the outbox that the log has and has not synced yet
 
-	mu      sync.RWMutex
-	limits  Limits
-	control map[string]bool // nodes
-	tickets Tickets
-	leases  map[string]*entry      // by id
-	keys    map[keyName]*entry     // by key without incarnation
-	tombs   map[string]tombSeen    // by name in the ledger
-	drains  map[string]lease.Drain // by UUID, "" for all GPUs; replaced as a whole
-	places  map[string]int         // by UUID, the index that a GPU had when it was drained
-	life    uint64                 // of this process, for those who watch; by chance, and not 0
-	unwatch chan struct{}          // see StopWatches
-	journal journal
-	where   whereabouts
-	unknown map[string]int // by host: its tombstones of leases that never existed
-	closed  bool
+	mu       sync.RWMutex
+	limits   Limits
+	control  map[string]bool // nodes
+	tickets  Tickets
+	leases   map[string]*entry      // by id
+	keys     map[keyName]*entry     // by key without incarnation
+	tombs    map[string]tombSeen    // by name in the ledger
+	drains   map[string]lease.Drain // by UUID, "" for all GPUs; replaced as a whole
+	places   map[string]int         // by UUID, the index that a GPU had when it was drained
+	life     uint64                 // of this process, for those who watch; by chance, and not 0
+	unwatch  chan struct{}          // see StopWatches
+	journal  journal
+	where    whereabouts
+	promises promises
+	unknown  map[string]int // by host: its tombstones of leases that never existed
+	closed   bool
 }
 
 // keyName is a key without its incarnation: it has one lease at a time.
@@ -267,6 +268,7 @@ func New(cfg Config) (*Owner, error) {
 	o := &Owner{cfg: cfg, clock: cfg.Clock, log: cfg.Log, limits: cfg.Limits.withDefaults(), tickets: cfg.Tickets, probes: probe.NewAdmission(cfg.Name, cfg.Log),
 		leases: make(map[string]*entry), keys: make(map[keyName]*entry), tombs: make(map[string]tombSeen), unknown: make(map[string]int)}
 	o.life, o.unwatch = rand.Uint64()|1, make(chan struct{})
+	o.promises.last = rand.Uint64()
 	o.ctx, o.cancel = context.WithCancel(context.Background())
 	o.SetControllers(cfg.Controllers)
 	if err := o.load(); err != nil {
@@ -307,6 +309,9 @@ func (o *Owner) load() error {
 	if err := o.loadDrains(); err != nil {
 		return err
 	}
+	if err := o.loadPromises(); err != nil {
+		return err
+	}
 	return o.loadQueue()
 }
 
@@ -341,7 +346,7 @@ func (o *Owner) adopt(rec record) *entry {
 	}
 	o.leases[rec.Lease.ID] = e
 	o.keys[nameOf(rec.Lease.Request.Key)] = e
-	o.journal.add(change{refOf(e, false), rec.Lease.Sponsor})
+	o.journal.add(change{Ref: refOf(e, false), by: rec.Lease.Sponsor})
 	return e
 }
 

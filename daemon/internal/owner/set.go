@@ -136,7 +136,7 @@ func (o *Owner) commitSet(e *entry, rec record, c *lease.Change) error {
 	}
 	o.mu.Lock()
 	e.rec = rec
-	o.journal.add(change{})
+	o.journal.add(change{Ref: refOf(e, false)})
 	o.mu.Unlock()
 	o.point("set-2-written")
 	o.queue = append(o.queue, line{seq: seq, event: ev})

@@ -38,12 +38,18 @@ type journal struct {
 type change struct {
 	lease.Ref        // without an id: of no lease
 	by        string // the controller that has got the lease, which need not be told
+	quiet     bool   // it is told with the next news only: nothing of the GPUs has changed
 }
 
 // add notes a change. mu is held for writing.
 func (j *journal) add(c change) {
 	j.seq++
 	j.ring[j.seq%journalSize] = c
+	j.wake()
+}
+
+// wake has those who watch look again. mu is held for writing.
+func (j *journal) wake() {
 	if j.changed != nil {
 		close(j.changed)
 		j.changed = nil
@@ -77,7 +83,7 @@ func (j *journal) news(seq uint64, host string) bool {
 		return true
 	}
 	for n := seq + 1; n <= j.seq; n++ {
-		if j.ring[n%journalSize].by != host {
+		if c := &j.ring[n%journalSize]; !c.quiet && c.by != host {
 			return true
 		}
 	}

@@ -58,6 +58,7 @@ var (
 	_ lease.Prober    = (*OwnerClient)(nil)
 	_ lease.Watchable = (*OwnerClient)(nil)
 	_ lease.Counter   = (*OwnerClient)(nil)
+	_ lease.Promiser  = (*OwnerClient)(nil)
 	_ NodeHealth      = (*OwnerClient)(nil)
 )
 
@@ -259,6 +260,24 @@ func (o *OwnerClient) Watch(ctx context.Context, _ string, since lease.Mark, wai
 		return lease.Changes{}, o.newer("watch", err)
 	}
 	return fromChanges(r), nil
+}
+
+// WatchHeld implements lease.Promiser.
+func (o *OwnerClient) WatchHeld(ctx context.Context, _ string, q lease.HeldWatch) (lease.HeldChanges, error) {
+	r, err := o.c.WatchHeld(tagged(ctx, o.version), toHeldWatch(q))
+	if err != nil {
+		return lease.HeldChanges{}, o.newer("watch for quotas", err)
+	}
+	return fromHeldChanges(r), nil
+}
+
+// HeldEverywhere implements lease.Promiser.
+func (o *OwnerClient) HeldEverywhere(ctx context.Context, _ string, q lease.HeldQuestion) (lease.HeldSum, error) {
+	r, err := o.c.HeldEverywhere(tagged(ctx, o.version), toQuestion(q))
+	if err != nil {
+		return lease.HeldSum{}, o.newer("question for what is held at all owners", err)
+	}
+	return fromSum(r), nil
 }
 
 // Register implements lease.Watchable.

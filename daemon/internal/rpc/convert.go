@@ -329,6 +329,50 @@ func fromHeld(h *pb.Held) lease.Held {
 	return lease.Held{Percent: h.GetPercent(), Mem: h.GetMem(), Leases: fromInt(int64(h.GetLeases())), Reserved: fromInt(int64(h.GetReserved()))}
 }
 
+func toHeldPart(p lease.HeldPart) *pb.HeldPart {
+	return &pb.HeldPart{Id: text(p.ID), Uid: p.UID, Cluster: text(p.Cluster), Account: text(p.Account), Pool: text(p.Pool), Run: p.Run, Held: toHeld(p.Held)}
+}
+
+func fromHeldPart(p *pb.HeldPart) lease.HeldPart {
+	return lease.HeldPart{ID: p.GetId(), UID: p.GetUid(), Cluster: p.GetCluster(), Account: p.GetAccount(), Pool: p.GetPool(), Run: p.GetRun(), Held: fromHeld(p.GetHeld())}
+}
+
+func toQuestion(q lease.HeldQuestion) *pb.HeldQuestion {
+	return &pb.HeldQuestion{Id: q.ID, Holdings: each(q.Holdings, toHolding), Owners: q.Owners}
+}
+
+func fromQuestion(q *pb.HeldQuestion) lease.HeldQuestion {
+	return lease.HeldQuestion{ID: q.GetId(), Holdings: each(q.GetHoldings(), fromHolding), Owners: q.GetOwners()}
+}
+
+func toSum(s lease.HeldSum) *pb.HeldSum {
+	return &pb.HeldSum{Known: s.Known, Held: each(s.Held, toHeld), At: each(s.At, text), Many: s.Many, Unsure: each(s.Unsure, text)}
+}
+
+func fromSum(s *pb.HeldSum) lease.HeldSum {
+	return lease.HeldSum{Known: s.GetKnown(), Held: each(s.GetHeld(), fromHeld), At: s.GetAt(), Many: s.GetMany(), Unsure: s.GetUnsure()}
+}
+
+func toHeldWatch(q lease.HeldWatch) *pb.WatchHeldRequest {
+	return &pb.WatchHeldRequest{Since: toMark(q.Since), Wait: toDuration(q.Wait), Gap: toDuration(q.Gap), Answers: each(q.Answers, func(a lease.HeldAnswer) *pb.HeldAnswer {
+		return &pb.HeldAnswer{Id: a.ID, Sum: toSum(a.Sum)}
+	})}
+}
+
+func fromHeldWatch(q *pb.WatchHeldRequest) lease.HeldWatch {
+	return lease.HeldWatch{Since: fromMark(q.GetSince()), Wait: fromDuration(q.GetWait()), Gap: fromDuration(q.GetGap()), Answers: each(q.GetAnswers(), func(a *pb.HeldAnswer) lease.HeldAnswer {
+		return lease.HeldAnswer{ID: a.GetId(), Sum: fromSum(a.GetSum())}
+	})}
+}
+
+func toHeldChanges(c lease.HeldChanges) *pb.WatchHeldReply {
+	return &pb.WatchHeldReply{Changes: toChanges(c.Changes), Parts: each(c.Parts, toHeldPart), Promise: toDuration(c.Promise), Waited: toDuration(c.Waited), Questions: each(c.Questions, toQuestion)}
+}
+
+func fromHeldChanges(c *pb.WatchHeldReply) lease.HeldChanges {
+	return lease.HeldChanges{Changes: fromChanges(c.GetChanges()), Parts: each(c.GetParts(), fromHeldPart), Promise: fromDuration(c.GetPromise()), Waited: fromDuration(c.GetWaited()), Questions: each(c.GetQuestions(), fromQuestion)}
+}
+
 // --- sessions ---
 
 func toSessionRequest(r lease.SessionRequest) *pb.OfferRequest {

@@ -147,6 +147,8 @@ func convertAll(t *testing.T) map[protoreflect.FullName]bool {
 	same(c, toProbeOrder, fromProbeOrder)
 	same(c, toHolding, fromHolding)
 	same(c, toHeld, fromHeld)
+	same(c, toHeldWatch, fromHeldWatch)
+	same(c, toHeldChanges, fromHeldChanges)
 	same(c, toProbe, fromProbe)
 	same(c, toMark, fromMark)
 	same(c, toChanges, fromChanges)

@@ -63,6 +63,12 @@ func (b *book) Probe(_ context.Context, host string, r lease.ProbeRequest) ([]le
 func (b *book) Held(_ context.Context, host string, of []lease.Holding) ([]lease.Held, error) {
 	return make([]lease.Held, len(of)-b.short), b.note("held", host, of)
 }
+func (b *book) WatchHeld(_ context.Context, host string, q lease.HeldWatch) (lease.HeldChanges, error) {
+	return lease.HeldChanges{Promise: q.Wait, Parts: []lease.HeldPart{{ID: "l", UID: 7, Held: lease.Held{Percent: 50}}}}, b.note("watchheld", host, q)
+}
+func (b *book) HeldEverywhere(_ context.Context, host string, q lease.HeldQuestion) (lease.HeldSum, error) {
+	return lease.HeldSum{Known: true, Held: make([]lease.Held, len(q.Holdings)), Unsure: []string{"gpu07"}}, b.note("everywhere", host, q)
+}
 func (b *book) Renew(_ context.Context, host string, ids []string) ([]string, error) {
 	return ids, b.note("renew", host, len(ids))
 }
@@ -182,6 +188,18 @@ func TestOwner(t *testing.T) {
 	}
 	if _, err := c.Held(ctx, "node02", make([]lease.Holding, lease.MaxHoldings+1)); code(err) != lease.Invalid {
 		t.Error(err)
+	}
+	watch := lease.HeldWatch{Since: lease.Mark{Epoch: 1 << 63, Seq: 9}, Wait: time.Second, Answers: []lease.HeldAnswer{{ID: 3, Sum: lease.HeldSum{Known: true, At: []string{"gpu02"}}}}}
+	changes, err := c.WatchHeld(ctx, "node02", watch)
+	expect(err, "watchheld", "node01", watch)
+	if changes.Promise != time.Second || len(changes.Parts) != 1 || changes.Parts[0].Held.Percent != 50 {
+		t.Errorf("%+v", changes)
+	}
+	question := lease.HeldQuestion{Holdings: of, Owners: 1<<64 - 1}
+	sum, err := c.HeldEverywhere(ctx, "node02", question)
+	expect(err, "everywhere", "node01", question)
+	if !sum.Known || len(sum.Held) != 2 || len(sum.Unsure) != 1 {
+		t.Errorf("%+v", sum)
 	}
 	order := lease.DrainOrder{Owner: "gpu01", GPU: "1", Reason: "fans", By: 7}
 	gpus, err := c.Drain(ctx, "node02", order)
@@ -389,6 +407,12 @@ func TestProbeOfOlder(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := c.Held(ctx, "node01", make([]lease.Holding, 1)); code(err) != lease.WrongPeer {
+		t.Error(err)
+	}
+	if _, err := c.WatchHeld(ctx, "node01", lease.HeldWatch{}); code(err) != lease.WrongPeer {
+		t.Error(err)
+	}
+	if _, err := c.HeldEverywhere(ctx, "node01", lease.HeldQuestion{}); code(err) != lease.WrongPeer {
 		t.Error(err)
 	}
 	if _, err := c.Inventory(ctx); err != nil {

@@ -269,6 +269,38 @@ func (s *ownerServer) Held(ctx context.Context, r *pb.HeldRequest) (*pb.HeldRepl
 	return &pb.HeldReply{Held: each(held, toHeld)}, nil
 }
 
+func (s *ownerServer) WatchHeld(ctx context.Context, r *pb.WatchHeldRequest) (*pb.WatchHeldReply, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p, ok := s.owner.(lease.Promiser)
+	if !ok {
+		return s.UnimplementedOwnerServer.WatchHeld(ctx, r)
+	}
+	c, err := p.WatchHeld(ctx, host, fromHeldWatch(r))
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return toHeldChanges(c), nil
+}
+
+func (s *ownerServer) HeldEverywhere(ctx context.Context, r *pb.HeldQuestion) (*pb.HeldSum, error) {
+	host, err := hostOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p, ok := s.owner.(lease.Promiser)
+	if !ok {
+		return s.UnimplementedOwnerServer.HeldEverywhere(ctx, r)
+	}
+	sum, err := p.HeldEverywhere(ctx, host, fromQuestion(r))
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return toSum(sum), nil
+}
+
 func (s *ownerServer) Health(ctx context.Context, r *pb.HealthRequest) (*pb.HealthReply, error) {
 	host, err := hostOf(ctx)
 	if err != nil {

@@ -253,6 +253,18 @@ func (h *Host) Pool(context.Context, rpc.Peer, string) ([]rpc.Pool, error) {
 	return h.Pools, nil
 }
 
+// GPUs returns those of Pools.
+func (h *Host) GPUs(context.Context, string, bool) (all [][]lease.GPU, _ error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, p := range h.Pools {
+		for _, o := range p.Owners {
+			all = append(all, o.Inventory.GPUs)
+		}
+	}
+	return all, nil
+}
+
 // Count returns the number of leases.
 func (s *Site) Count() int {
 	s.mu.Lock()

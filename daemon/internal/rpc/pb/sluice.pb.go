@@ -5681,6 +5681,433 @@ func (x *WhereReply) GetOwners() []string {
 	return nil
 }
 
+// WatchHeldRequest is a WatchRequest for a promise: no Reserve of a reservation is answered before who has the promise has heard of it.
+type WatchHeldRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Since         *Mark                  `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"` // all until then is known
+	Wait          *durationpb.Duration   `protobuf:"bytes,2,opt,name=wait,proto3" json:"wait,omitempty"`
+	Gap           *durationpb.Duration   `protobuf:"bytes,3,opt,name=gap,proto3" json:"gap,omitempty"`         // the least time between two answers that nobody waits for
+	Answers       []*HeldAnswer          `protobuf:"bytes,4,rep,name=answers,proto3" json:"answers,omitempty"` // to questions of the last answer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchHeldRequest) Reset() {
+	*x = WatchHeldRequest{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchHeldRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchHeldRequest) ProtoMessage() {}
+
+func (x *WatchHeldRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchHeldRequest.ProtoReflect.Descriptor instead.
+func (*WatchHeldRequest) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *WatchHeldRequest) GetSince() *Mark {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *WatchHeldRequest) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+func (x *WatchHeldRequest) GetGap() *durationpb.Duration {
+	if x != nil {
+		return x.Gap
+	}
+	return nil
+}
+
+func (x *WatchHeldRequest) GetAnswers() []*HeldAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+type WatchHeldReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       *WatchReply            `protobuf:"bytes,1,opt,name=changes,proto3" json:"changes,omitempty"`
+	Parts         []*HeldPart            `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`     // of those of the leases that live
+	Promise       *durationpb.Duration   `protobuf:"bytes,3,opt,name=promise,proto3" json:"promise,omitempty"` // how long it holds from the answer on
+	Waited        *durationpb.Duration   `protobuf:"bytes,4,opt,name=waited,proto3" json:"waited,omitempty"`   // how long the answer was put off
+	Questions     []*HeldQuestion        `protobuf:"bytes,5,rep,name=questions,proto3" json:"questions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchHeldReply) Reset() {
+	*x = WatchHeldReply{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchHeldReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchHeldReply) ProtoMessage() {}
+
+func (x *WatchHeldReply) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchHeldReply.ProtoReflect.Descriptor instead.
+func (*WatchHeldReply) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *WatchHeldReply) GetChanges() *WatchReply {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *WatchHeldReply) GetParts() []*HeldPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *WatchHeldReply) GetPromise() *durationpb.Duration {
+	if x != nil {
+		return x.Promise
+	}
+	return nil
+}
+
+func (x *WatchHeldReply) GetWaited() *durationpb.Duration {
+	if x != nil {
+		return x.Waited
+	}
+	return nil
+}
+
+func (x *WatchHeldReply) GetQuestions() []*HeldQuestion {
+	if x != nil {
+		return x.Questions
+	}
+	return nil
+}
+
+// HeldPart is what a lease has of one owner's GPUs, and whose it is.
+type HeldPart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Cluster       string                 `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Account       string                 `protobuf:"bytes,4,opt,name=account,proto3" json:"account,omitempty"`
+	Pool          string                 `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
+	Run           bool                   `protobuf:"varint,6,opt,name=run,proto3" json:"run,omitempty"` // it is none of Slurm's jobs
+	Held          *Held                  `protobuf:"bytes,7,opt,name=held,proto3" json:"held,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldPart) Reset() {
+	*x = HeldPart{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldPart) ProtoMessage() {}
+
+func (x *HeldPart) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldPart.ProtoReflect.Descriptor instead.
+func (*HeldPart) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *HeldPart) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *HeldPart) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *HeldPart) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *HeldPart) GetAccount() string {
+	if x != nil {
+		return x.Account
+	}
+	return ""
+}
+
+func (x *HeldPart) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *HeldPart) GetRun() bool {
+	if x != nil {
+		return x.Run
+	}
+	return false
+}
+
+func (x *HeldPart) GetHeld() *Held {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+// HeldQuestion asks what leases have at all owners. It goes by an owner to a controller.
+type HeldQuestion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // the owner's
+	Holdings      []*Holding             `protobuf:"bytes,2,rep,name=holdings,proto3" json:"holdings,omitempty"`
+	Owners        uint64                 `protobuf:"fixed64,3,opt,name=owners,proto3" json:"owners,omitempty"` // a sum of the names of all owners that are meant
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldQuestion) Reset() {
+	*x = HeldQuestion{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldQuestion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldQuestion) ProtoMessage() {}
+
+func (x *HeldQuestion) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldQuestion.ProtoReflect.Descriptor instead.
+func (*HeldQuestion) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *HeldQuestion) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *HeldQuestion) GetHoldings() []*Holding {
+	if x != nil {
+		return x.Holdings
+	}
+	return nil
+}
+
+func (x *HeldQuestion) GetOwners() uint64 {
+	if x != nil {
+		return x.Owners
+	}
+	return 0
+}
+
+type HeldAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Sum           *HeldSum               `protobuf:"bytes,2,opt,name=sum,proto3" json:"sum,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldAnswer) Reset() {
+	*x = HeldAnswer{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldAnswer) ProtoMessage() {}
+
+func (x *HeldAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldAnswer.ProtoReflect.Descriptor instead.
+func (*HeldAnswer) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *HeldAnswer) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *HeldAnswer) GetSum() *HeldSum {
+	if x != nil {
+		return x.Sum
+	}
+	return nil
+}
+
+type HeldSum struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Known         bool                   `protobuf:"varint,1,opt,name=known,proto3" json:"known,omitempty"`
+	Held          []*Held                `protobuf:"bytes,2,rep,name=held,proto3" json:"held,omitempty"`     // one for each holding
+	At            []string               `protobuf:"bytes,3,rep,name=at,proto3" json:"at,omitempty"`         // owners that have some of it
+	Many          bool                   `protobuf:"varint,4,opt,name=many,proto3" json:"many,omitempty"`    // there are too many of them to name
+	Unsure        []string               `protobuf:"bytes,5,rep,name=unsure,proto3" json:"unsure,omitempty"` // owners that are not in the sum
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldSum) Reset() {
+	*x = HeldSum{}
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldSum) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldSum) ProtoMessage() {}
+
+func (x *HeldSum) ProtoReflect() protoreflect.Message {
+	mi := &file_daemon_internal_rpc_sluice_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldSum.ProtoReflect.Descriptor instead.
+func (*HeldSum) Descriptor() ([]byte, []int) {
+	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{90}
+}
+
+func (x *HeldSum) GetKnown() bool {
+	if x != nil {
+		return x.Known
+	}
+	return false
+}
+
+func (x *HeldSum) GetHeld() []*Held {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+func (x *HeldSum) GetAt() []string {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *HeldSum) GetMany() bool {
+	if x != nil {
+		return x.Many
+	}
+	return false
+}
+
+func (x *HeldSum) GetUnsure() []string {
+	if x != nil {
+		return x.Unsure
+	}
+	return nil
+}
+
 var File_daemon_internal_rpc_sluice_proto protoreflect.FileDescriptor
 
 const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
@@ -6121,7 +6548,40 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\tR\x03job\"$\n" +
 	"\n" +
 	"WhereReply\x12\x16\n" +
-	"\x06owners\x18\x01 \x03(\tR\x06owners2\xef\a\n" +
+	"\x06owners\x18\x01 \x03(\tR\x06owners\"\xc6\x01\n" +
+	"\x10WatchHeldRequest\x12%\n" +
+	"\x05since\x18\x01 \x01(\v2\x0f.sluice.v1.MarkR\x05since\x12-\n" +
+	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12+\n" +
+	"\x03gap\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03gap\x12/\n" +
+	"\aanswers\x18\x04 \x03(\v2\x15.sluice.v1.HeldAnswerR\aanswers\"\x8b\x02\n" +
+	"\x0eWatchHeldReply\x12/\n" +
+	"\achanges\x18\x01 \x01(\v2\x15.sluice.v1.WatchReplyR\achanges\x12)\n" +
+	"\x05parts\x18\x02 \x03(\v2\x13.sluice.v1.HeldPartR\x05parts\x123\n" +
+	"\apromise\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\apromise\x121\n" +
+	"\x06waited\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x06waited\x125\n" +
+	"\tquestions\x18\x05 \x03(\v2\x17.sluice.v1.HeldQuestionR\tquestions\"\xab\x01\n" +
+	"\bHeldPart\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x18\n" +
+	"\acluster\x18\x03 \x01(\tR\acluster\x12\x18\n" +
+	"\aaccount\x18\x04 \x01(\tR\aaccount\x12\x12\n" +
+	"\x04pool\x18\x05 \x01(\tR\x04pool\x12\x10\n" +
+	"\x03run\x18\x06 \x01(\bR\x03run\x12#\n" +
+	"\x04held\x18\a \x01(\v2\x0f.sluice.v1.HeldR\x04held\"f\n" +
+	"\fHeldQuestion\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12.\n" +
+	"\bholdings\x18\x02 \x03(\v2\x12.sluice.v1.HoldingR\bholdings\x12\x16\n" +
+	"\x06owners\x18\x03 \x01(\x06R\x06owners\"B\n" +
+	"\n" +
+	"HeldAnswer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12$\n" +
+	"\x03sum\x18\x02 \x01(\v2\x12.sluice.v1.HeldSumR\x03sum\"\x80\x01\n" +
+	"\aHeldSum\x12\x14\n" +
+	"\x05known\x18\x01 \x01(\bR\x05known\x12#\n" +
+	"\x04held\x18\x02 \x03(\v2\x0f.sluice.v1.HeldR\x04held\x12\x0e\n" +
+	"\x02at\x18\x03 \x03(\tR\x02at\x12\x12\n" +
+	"\x04many\x18\x04 \x01(\bR\x04many\x12\x16\n" +
+	"\x06unsure\x18\x05 \x03(\tR\x06unsure2\xf3\b\n" +
 	"\x05Owner\x12C\n" +
 	"\tInventory\x12\x1b.sluice.v1.InventoryRequest\x1a\x19.sluice.v1.InventoryReply\x12=\n" +
 	"\aReserve\x12\x19.sluice.v1.ReserveRequest\x1a\x17.sluice.v1.ReserveReply\x12=\n" +
@@ -6138,7 +6598,9 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x05Watch\x12\x17.sluice.v1.WatchRequest\x1a\x15.sluice.v1.WatchReply\x12@\n" +
 	"\bRegister\x12\x1a.sluice.v1.RegisterRequest\x1a\x18.sluice.v1.RegisterReply\x127\n" +
 	"\x05Where\x12\x17.sluice.v1.WhereRequest\x1a\x15.sluice.v1.WhereReply\x124\n" +
-	"\x04Held\x12\x16.sluice.v1.HeldRequest\x1a\x14.sluice.v1.HeldReply\x12:\n" +
+	"\x04Held\x12\x16.sluice.v1.HeldRequest\x1a\x14.sluice.v1.HeldReply\x12C\n" +
+	"\tWatchHeld\x12\x1b.sluice.v1.WatchHeldRequest\x1a\x19.sluice.v1.WatchHeldReply\x12=\n" +
+	"\x0eHeldEverywhere\x12\x17.sluice.v1.HeldQuestion\x1a\x12.sluice.v1.HeldSum\x12:\n" +
 	"\x06Health\x12\x18.sluice.v1.HealthRequest\x1a\x16.sluice.v1.HealthReply2\x8f\x05\n" +
 	"\x05Local\x12=\n" +
 	"\aAcquire\x12\x19.sluice.v1.AcquireRequest\x1a\x17.sluice.v1.AcquireReply\x12=\n" +
@@ -6172,7 +6634,7 @@ func file_daemon_internal_rpc_sluice_proto_rawDescGZIP() []byte {
 	return file_daemon_internal_rpc_sluice_proto_rawDescData
 }
 
-var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_daemon_internal_rpc_sluice_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
 var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: sluice.v1.Key
 	(*Fraction)(nil),              // 1: sluice.v1.Fraction
@@ -6259,58 +6721,64 @@ var file_daemon_internal_rpc_sluice_proto_goTypes = []any{
 	(*RegisterReply)(nil),         // 82: sluice.v1.RegisterReply
 	(*WhereRequest)(nil),          // 83: sluice.v1.WhereRequest
 	(*WhereReply)(nil),            // 84: sluice.v1.WhereReply
-	(*durationpb.Duration)(nil),   // 85: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 86: google.protobuf.Timestamp
+	(*WatchHeldRequest)(nil),      // 85: sluice.v1.WatchHeldRequest
+	(*WatchHeldReply)(nil),        // 86: sluice.v1.WatchHeldReply
+	(*HeldPart)(nil),              // 87: sluice.v1.HeldPart
+	(*HeldQuestion)(nil),          // 88: sluice.v1.HeldQuestion
+	(*HeldAnswer)(nil),            // 89: sluice.v1.HeldAnswer
+	(*HeldSum)(nil),               // 90: sluice.v1.HeldSum
+	(*durationpb.Duration)(nil),   // 91: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 92: google.protobuf.Timestamp
 }
 var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	0,   // 0: sluice.v1.Request.key:type_name -> sluice.v1.Key
 	1,   // 1: sluice.v1.Request.fractions:type_name -> sluice.v1.Fraction
-	85,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
+	91,  // 2: sluice.v1.Request.life:type_name -> google.protobuf.Duration
 	2,   // 3: sluice.v1.Request.holder:type_name -> sluice.v1.Process
-	85,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
+	91,  // 4: sluice.v1.Request.grace:type_name -> google.protobuf.Duration
 	3,   // 5: sluice.v1.Lease.request:type_name -> sluice.v1.Request
 	4,   // 6: sluice.v1.Lease.grants:type_name -> sluice.v1.Grant
-	86,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
-	86,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	92,  // 7: sluice.v1.Lease.made:type_name -> google.protobuf.Timestamp
+	92,  // 8: sluice.v1.Lease.expires:type_name -> google.protobuf.Timestamp
 	7,   // 9: sluice.v1.GPU.drain:type_name -> sluice.v1.Drain
-	86,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
+	92,  // 10: sluice.v1.Drain.since:type_name -> google.protobuf.Timestamp
 	6,   // 11: sluice.v1.Inventory.gpus:type_name -> sluice.v1.GPU
-	85,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
-	86,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
-	85,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
-	85,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
+	91,  // 12: sluice.v1.Inventory.age:type_name -> google.protobuf.Duration
+	92,  // 13: sluice.v1.Inventory.time:type_name -> google.protobuf.Timestamp
+	91,  // 14: sluice.v1.Counts.throttle:type_name -> google.protobuf.Duration
+	91,  // 15: sluice.v1.Counts.cut_time:type_name -> google.protobuf.Duration
 	2,   // 16: sluice.v1.Session.worker:type_name -> sluice.v1.Process
-	86,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
+	92,  // 17: sluice.v1.Session.started:type_name -> google.protobuf.Timestamp
 	9,   // 18: sluice.v1.Session.use:type_name -> sluice.v1.Use
 	10,  // 19: sluice.v1.Session.counts:type_name -> sluice.v1.Counts
 	13,  // 20: sluice.v1.Session.link:type_name -> sluice.v1.Link
 	12,  // 21: sluice.v1.Session.part:type_name -> sluice.v1.Part
-	85,  // 22: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
-	85,  // 23: sluice.v1.Share.held:type_name -> google.protobuf.Duration
-	85,  // 24: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
-	85,  // 25: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
-	85,  // 26: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
-	85,  // 27: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
-	85,  // 28: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
-	85,  // 29: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
+	91,  // 22: sluice.v1.Link.round_trip:type_name -> google.protobuf.Duration
+	91,  // 23: sluice.v1.Share.held:type_name -> google.protobuf.Duration
+	91,  // 24: sluice.v1.Share.busy:type_name -> google.protobuf.Duration
+	91,  // 25: sluice.v1.Share.waited:type_name -> google.protobuf.Duration
+	91,  // 26: sluice.v1.Share.throttled:type_name -> google.protobuf.Duration
+	91,  // 27: sluice.v1.Share.lent:type_name -> google.protobuf.Duration
+	91,  // 28: sluice.v1.Share.borrowed:type_name -> google.protobuf.Duration
+	91,  // 29: sluice.v1.Share.longest:type_name -> google.protobuf.Duration
 	5,   // 30: sluice.v1.Status.lease:type_name -> sluice.v1.Lease
 	9,   // 31: sluice.v1.Status.use:type_name -> sluice.v1.Use
 	11,  // 32: sluice.v1.Status.sessions:type_name -> sluice.v1.Session
-	86,  // 33: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
+	92,  // 33: sluice.v1.Status.renewed:type_name -> google.protobuf.Timestamp
 	14,  // 34: sluice.v1.Status.shares:type_name -> sluice.v1.Share
-	85,  // 35: sluice.v1.Status.idle:type_name -> google.protobuf.Duration
+	91,  // 35: sluice.v1.Status.idle:type_name -> google.protobuf.Duration
 	0,   // 36: sluice.v1.Report.key:type_name -> sluice.v1.Key
 	1,   // 37: sluice.v1.Report.asked:type_name -> sluice.v1.Fraction
 	4,   // 38: sluice.v1.Report.grants:type_name -> sluice.v1.Grant
 	9,   // 39: sluice.v1.Report.use:type_name -> sluice.v1.Use
 	10,  // 40: sluice.v1.Report.counts:type_name -> sluice.v1.Counts
-	85,  // 41: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
-	86,  // 42: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
-	86,  // 43: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
+	91,  // 41: sluice.v1.Report.gpu_time:type_name -> google.protobuf.Duration
+	92,  // 42: sluice.v1.Report.made:type_name -> google.protobuf.Timestamp
+	92,  // 43: sluice.v1.Report.ended:type_name -> google.protobuf.Timestamp
 	14,  // 44: sluice.v1.Report.shares:type_name -> sluice.v1.Share
 	8,   // 45: sluice.v1.InventoryReply.inventory:type_name -> sluice.v1.Inventory
 	5,   // 46: sluice.v1.ReserveRequest.lease:type_name -> sluice.v1.Lease
-	85,  // 47: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	91,  // 47: sluice.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
 	5,   // 48: sluice.v1.ReserveReply.lease:type_name -> sluice.v1.Lease
 	17,  // 49: sluice.v1.ReserveReply.conflict:type_name -> sluice.v1.Failure
 	0,   // 50: sluice.v1.ReleaseRequest.key:type_name -> sluice.v1.Key
@@ -6331,106 +6799,123 @@ var file_daemon_internal_rpc_sluice_proto_depIdxs = []int32{
 	57,  // 65: sluice.v1.HealthAllReply.findings:type_name -> sluice.v1.NodesCheck
 	54,  // 66: sluice.v1.NodesCheck.check:type_name -> sluice.v1.Check
 	60,  // 67: sluice.v1.ExplainReply.events:type_name -> sluice.v1.Event
-	86,  // 68: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
+	92,  // 68: sluice.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 69: sluice.v1.Event.key:type_name -> sluice.v1.Key
 	4,   // 70: sluice.v1.Event.grants:type_name -> sluice.v1.Grant
-	86,  // 71: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
+	92,  // 71: sluice.v1.StatsReply.time:type_name -> google.protobuf.Timestamp
 	63,  // 72: sluice.v1.StatsReply.gpus:type_name -> sluice.v1.GPUStats
 	15,  // 73: sluice.v1.StatsReply.leases:type_name -> sluice.v1.Status
 	6,   // 74: sluice.v1.GPUStats.gpu:type_name -> sluice.v1.GPU
-	85,  // 75: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
+	91,  // 75: sluice.v1.GPUStats.age:type_name -> google.protobuf.Duration
 	66,  // 76: sluice.v1.ProbeReply.probe:type_name -> sluice.v1.Probe
-	85,  // 77: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
-	85,  // 78: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
-	85,  // 79: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
-	85,  // 80: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
+	91,  // 77: sluice.v1.Probe.round_trip:type_name -> google.protobuf.Duration
+	91,  // 78: sluice.v1.Probe.round_trip_median:type_name -> google.protobuf.Duration
+	91,  // 79: sluice.v1.Probe.round_trip_99:type_name -> google.protobuf.Duration
+	91,  // 80: sluice.v1.Probe.ahead:type_name -> google.protobuf.Duration
 	67,  // 81: sluice.v1.Probe.flows:type_name -> sluice.v1.ProbeFlow
 	68,  // 82: sluice.v1.Probe.from:type_name -> sluice.v1.ProbeEnd
 	68,  // 83: sluice.v1.Probe.to:type_name -> sluice.v1.ProbeEnd
-	85,  // 84: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
+	91,  // 84: sluice.v1.ProbeFlow.time:type_name -> google.protobuf.Duration
 	71,  // 85: sluice.v1.JobRunRequest.run:type_name -> sluice.v1.JobRun
 	72,  // 86: sluice.v1.JobRun.wishes:type_name -> sluice.v1.Wish
 	75,  // 87: sluice.v1.EnvReply.ops:type_name -> sluice.v1.EnvOp
 	0,   // 88: sluice.v1.LeaseRef.key:type_name -> sluice.v1.Key
 	76,  // 89: sluice.v1.WatchRequest.since:type_name -> sluice.v1.Mark
-	85,  // 90: sluice.v1.WatchRequest.wait:type_name -> google.protobuf.Duration
+	91,  // 90: sluice.v1.WatchRequest.wait:type_name -> google.protobuf.Duration
 	8,   // 91: sluice.v1.WatchReply.inventory:type_name -> sluice.v1.Inventory
 	76,  // 92: sluice.v1.WatchReply.at:type_name -> sluice.v1.Mark
 	77,  // 93: sluice.v1.WatchReply.leases:type_name -> sluice.v1.LeaseRef
 	80,  // 94: sluice.v1.RegisterRequest.leases:type_name -> sluice.v1.Whereabouts
-	18,  // 95: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
-	20,  // 96: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
-	22,  // 97: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
-	24,  // 98: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
-	26,  // 99: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
-	28,  // 100: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
-	30,  // 101: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
-	32,  // 102: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
-	34,  // 103: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
-	36,  // 104: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
-	37,  // 105: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
-	40,  // 106: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
-	78,  // 107: sluice.v1.Owner.Watch:input_type -> sluice.v1.WatchRequest
-	81,  // 108: sluice.v1.Owner.Register:input_type -> sluice.v1.RegisterRequest
-	83,  // 109: sluice.v1.Owner.Where:input_type -> sluice.v1.WhereRequest
-	42,  // 110: sluice.v1.Owner.Held:input_type -> sluice.v1.HeldRequest
-	52,  // 111: sluice.v1.Owner.Health:input_type -> sluice.v1.HealthRequest
-	46,  // 112: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
-	26,  // 113: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
-	28,  // 114: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
-	48,  // 115: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
-	52,  // 116: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
-	58,  // 117: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
-	61,  // 118: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
-	32,  // 119: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
-	34,  // 120: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
-	64,  // 121: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
-	55,  // 122: sluice.v1.Local.HealthAll:input_type -> sluice.v1.HealthAllRequest
-	69,  // 123: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
-	69,  // 124: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
-	69,  // 125: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
-	69,  // 126: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
-	70,  // 127: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
-	70,  // 128: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
-	19,  // 129: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
-	21,  // 130: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
-	23,  // 131: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
-	25,  // 132: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
-	27,  // 133: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
-	29,  // 134: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
-	31,  // 135: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
-	33,  // 136: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
-	35,  // 137: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
-	39,  // 138: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
-	38,  // 139: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
-	41,  // 140: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
-	79,  // 141: sluice.v1.Owner.Watch:output_type -> sluice.v1.WatchReply
-	82,  // 142: sluice.v1.Owner.Register:output_type -> sluice.v1.RegisterReply
-	84,  // 143: sluice.v1.Owner.Where:output_type -> sluice.v1.WhereReply
-	44,  // 144: sluice.v1.Owner.Held:output_type -> sluice.v1.HeldReply
-	53,  // 145: sluice.v1.Owner.Health:output_type -> sluice.v1.HealthReply
-	47,  // 146: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
-	27,  // 147: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
-	29,  // 148: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
-	49,  // 149: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
-	53,  // 150: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
-	59,  // 151: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
-	62,  // 152: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
-	33,  // 153: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
-	35,  // 154: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
-	65,  // 155: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
-	56,  // 156: sluice.v1.Local.HealthAll:output_type -> sluice.v1.HealthAllReply
-	73,  // 157: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
-	31,  // 158: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
-	73,  // 159: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
-	31,  // 160: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
-	74,  // 161: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
-	31,  // 162: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
-	129, // [129:163] is the sub-list for method output_type
-	95,  // [95:129] is the sub-list for method input_type
-	95,  // [95:95] is the sub-list for extension type_name
-	95,  // [95:95] is the sub-list for extension extendee
-	0,   // [0:95] is the sub-list for field type_name
+	76,  // 95: sluice.v1.WatchHeldRequest.since:type_name -> sluice.v1.Mark
+	91,  // 96: sluice.v1.WatchHeldRequest.wait:type_name -> google.protobuf.Duration
+	91,  // 97: sluice.v1.WatchHeldRequest.gap:type_name -> google.protobuf.Duration
+	89,  // 98: sluice.v1.WatchHeldRequest.answers:type_name -> sluice.v1.HeldAnswer
+	79,  // 99: sluice.v1.WatchHeldReply.changes:type_name -> sluice.v1.WatchReply
+	87,  // 100: sluice.v1.WatchHeldReply.parts:type_name -> sluice.v1.HeldPart
+	91,  // 101: sluice.v1.WatchHeldReply.promise:type_name -> google.protobuf.Duration
+	91,  // 102: sluice.v1.WatchHeldReply.waited:type_name -> google.protobuf.Duration
+	88,  // 103: sluice.v1.WatchHeldReply.questions:type_name -> sluice.v1.HeldQuestion
+	45,  // 104: sluice.v1.HeldPart.held:type_name -> sluice.v1.Held
+	43,  // 105: sluice.v1.HeldQuestion.holdings:type_name -> sluice.v1.Holding
+	90,  // 106: sluice.v1.HeldAnswer.sum:type_name -> sluice.v1.HeldSum
+	45,  // 107: sluice.v1.HeldSum.held:type_name -> sluice.v1.Held
+	18,  // 108: sluice.v1.Owner.Inventory:input_type -> sluice.v1.InventoryRequest
+	20,  // 109: sluice.v1.Owner.Reserve:input_type -> sluice.v1.ReserveRequest
+	22,  // 110: sluice.v1.Owner.Confirm:input_type -> sluice.v1.ConfirmRequest
+	24,  // 111: sluice.v1.Owner.Renew:input_type -> sluice.v1.RenewRequest
+	26,  // 112: sluice.v1.Owner.Release:input_type -> sluice.v1.ReleaseRequest
+	28,  // 113: sluice.v1.Owner.List:input_type -> sluice.v1.ListRequest
+	30,  // 114: sluice.v1.Owner.Reports:input_type -> sluice.v1.ReportsRequest
+	32,  // 115: sluice.v1.Owner.Set:input_type -> sluice.v1.SetRequest
+	34,  // 116: sluice.v1.Owner.Drain:input_type -> sluice.v1.DrainRequest
+	36,  // 117: sluice.v1.Owner.Offer:input_type -> sluice.v1.OfferRequest
+	37,  // 118: sluice.v1.Owner.Gone:input_type -> sluice.v1.GoneRequest
+	40,  // 119: sluice.v1.Owner.Probe:input_type -> sluice.v1.ProbeOrder
+	78,  // 120: sluice.v1.Owner.Watch:input_type -> sluice.v1.WatchRequest
+	81,  // 121: sluice.v1.Owner.Register:input_type -> sluice.v1.RegisterRequest
+	83,  // 122: sluice.v1.Owner.Where:input_type -> sluice.v1.WhereRequest
+	42,  // 123: sluice.v1.Owner.Held:input_type -> sluice.v1.HeldRequest
+	85,  // 124: sluice.v1.Owner.WatchHeld:input_type -> sluice.v1.WatchHeldRequest
+	88,  // 125: sluice.v1.Owner.HeldEverywhere:input_type -> sluice.v1.HeldQuestion
+	52,  // 126: sluice.v1.Owner.Health:input_type -> sluice.v1.HealthRequest
+	46,  // 127: sluice.v1.Local.Acquire:input_type -> sluice.v1.AcquireRequest
+	26,  // 128: sluice.v1.Local.Release:input_type -> sluice.v1.ReleaseRequest
+	28,  // 129: sluice.v1.Local.List:input_type -> sluice.v1.ListRequest
+	48,  // 130: sluice.v1.Local.Pool:input_type -> sluice.v1.PoolRequest
+	52,  // 131: sluice.v1.Local.Health:input_type -> sluice.v1.HealthRequest
+	58,  // 132: sluice.v1.Local.Explain:input_type -> sluice.v1.ExplainRequest
+	61,  // 133: sluice.v1.Local.Stats:input_type -> sluice.v1.StatsRequest
+	32,  // 134: sluice.v1.Local.Set:input_type -> sluice.v1.SetRequest
+	34,  // 135: sluice.v1.Local.Drain:input_type -> sluice.v1.DrainRequest
+	64,  // 136: sluice.v1.Local.Probe:input_type -> sluice.v1.ProbeRequest
+	55,  // 137: sluice.v1.Local.HealthAll:input_type -> sluice.v1.HealthAllRequest
+	69,  // 138: sluice.v1.Jobs.Prolog:input_type -> sluice.v1.JobRunRequest
+	69,  // 139: sluice.v1.Jobs.Epilog:input_type -> sluice.v1.JobRunRequest
+	69,  // 140: sluice.v1.Jobs.PrologController:input_type -> sluice.v1.JobRunRequest
+	69,  // 141: sluice.v1.Jobs.EpilogController:input_type -> sluice.v1.JobRunRequest
+	70,  // 142: sluice.v1.Jobs.Env:input_type -> sluice.v1.JobRequest
+	70,  // 143: sluice.v1.Jobs.Report:input_type -> sluice.v1.JobRequest
+	19,  // 144: sluice.v1.Owner.Inventory:output_type -> sluice.v1.InventoryReply
+	21,  // 145: sluice.v1.Owner.Reserve:output_type -> sluice.v1.ReserveReply
+	23,  // 146: sluice.v1.Owner.Confirm:output_type -> sluice.v1.ConfirmReply
+	25,  // 147: sluice.v1.Owner.Renew:output_type -> sluice.v1.RenewReply
+	27,  // 148: sluice.v1.Owner.Release:output_type -> sluice.v1.ReleaseReply
+	29,  // 149: sluice.v1.Owner.List:output_type -> sluice.v1.ListReply
+	31,  // 150: sluice.v1.Owner.Reports:output_type -> sluice.v1.ReportsReply
+	33,  // 151: sluice.v1.Owner.Set:output_type -> sluice.v1.SetReply
+	35,  // 152: sluice.v1.Owner.Drain:output_type -> sluice.v1.DrainReply
+	39,  // 153: sluice.v1.Owner.Offer:output_type -> sluice.v1.OfferReply
+	38,  // 154: sluice.v1.Owner.Gone:output_type -> sluice.v1.GoneReply
+	41,  // 155: sluice.v1.Owner.Probe:output_type -> sluice.v1.ProbeOffer
+	79,  // 156: sluice.v1.Owner.Watch:output_type -> sluice.v1.WatchReply
+	82,  // 157: sluice.v1.Owner.Register:output_type -> sluice.v1.RegisterReply
+	84,  // 158: sluice.v1.Owner.Where:output_type -> sluice.v1.WhereReply
+	44,  // 159: sluice.v1.Owner.Held:output_type -> sluice.v1.HeldReply
+	86,  // 160: sluice.v1.Owner.WatchHeld:output_type -> sluice.v1.WatchHeldReply
+	90,  // 161: sluice.v1.Owner.HeldEverywhere:output_type -> sluice.v1.HeldSum
+	53,  // 162: sluice.v1.Owner.Health:output_type -> sluice.v1.HealthReply
+	47,  // 163: sluice.v1.Local.Acquire:output_type -> sluice.v1.AcquireReply
+	27,  // 164: sluice.v1.Local.Release:output_type -> sluice.v1.ReleaseReply
+	29,  // 165: sluice.v1.Local.List:output_type -> sluice.v1.ListReply
+	49,  // 166: sluice.v1.Local.Pool:output_type -> sluice.v1.PoolReply
+	53,  // 167: sluice.v1.Local.Health:output_type -> sluice.v1.HealthReply
+	59,  // 168: sluice.v1.Local.Explain:output_type -> sluice.v1.ExplainReply
+	62,  // 169: sluice.v1.Local.Stats:output_type -> sluice.v1.StatsReply
+	33,  // 170: sluice.v1.Local.Set:output_type -> sluice.v1.SetReply
+	35,  // 171: sluice.v1.Local.Drain:output_type -> sluice.v1.DrainReply
+	65,  // 172: sluice.v1.Local.Probe:output_type -> sluice.v1.ProbeReply
+	56,  // 173: sluice.v1.Local.HealthAll:output_type -> sluice.v1.HealthAllReply
+	73,  // 174: sluice.v1.Jobs.Prolog:output_type -> sluice.v1.JobAnswerReply
+	31,  // 175: sluice.v1.Jobs.Epilog:output_type -> sluice.v1.ReportsReply
+	73,  // 176: sluice.v1.Jobs.PrologController:output_type -> sluice.v1.JobAnswerReply
+	31,  // 177: sluice.v1.Jobs.EpilogController:output_type -> sluice.v1.ReportsReply
+	74,  // 178: sluice.v1.Jobs.Env:output_type -> sluice.v1.EnvReply
+	31,  // 179: sluice.v1.Jobs.Report:output_type -> sluice.v1.ReportsReply
+	144, // [144:180] is the sub-list for method output_type
+	108, // [108:144] is the sub-list for method input_type
+	108, // [108:108] is the sub-list for extension type_name
+	108, // [108:108] is the sub-list for extension extendee
+	0,   // [0:108] is the sub-list for field type_name
 }
 
 func init() { file_daemon_internal_rpc_sluice_proto_init() }
@@ -6444,7 +6929,7 @@ func file_daemon_internal_rpc_sluice_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_daemon_internal_rpc_sluice_proto_rawDesc), len(file_daemon_internal_rpc_sluice_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   85,
+			NumMessages:   91,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -26,23 +26,25 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Owner_Inventory_FullMethodName = "/sluice.v1.Owner/Inventory"
-	Owner_Reserve_FullMethodName   = "/sluice.v1.Owner/Reserve"
-	Owner_Confirm_FullMethodName   = "/sluice.v1.Owner/Confirm"
-	Owner_Renew_FullMethodName     = "/sluice.v1.Owner/Renew"
-	Owner_Release_FullMethodName   = "/sluice.v1.Owner/Release"
-	Owner_List_FullMethodName      = "/sluice.v1.Owner/List"
-	Owner_Reports_FullMethodName   = "/sluice.v1.Owner/Reports"
-	Owner_Set_FullMethodName       = "/sluice.v1.Owner/Set"
-	Owner_Drain_FullMethodName     = "/sluice.v1.Owner/Drain"
-	Owner_Offer_FullMethodName     = "/sluice.v1.Owner/Offer"
-	Owner_Gone_FullMethodName      = "/sluice.v1.Owner/Gone"
-	Owner_Probe_FullMethodName     = "/sluice.v1.Owner/Probe"
-	Owner_Watch_FullMethodName     = "/sluice.v1.Owner/Watch"
-	Owner_Register_FullMethodName  = "/sluice.v1.Owner/Register"
-	Owner_Where_FullMethodName     = "/sluice.v1.Owner/Where"
-	Owner_Held_FullMethodName      = "/sluice.v1.Owner/Held"
-	Owner_Health_FullMethodName    = "/sluice.v1.Owner/Health"
+	Owner_Inventory_FullMethodName      = "/sluice.v1.Owner/Inventory"
+	Owner_Reserve_FullMethodName        = "/sluice.v1.Owner/Reserve"
+	Owner_Confirm_FullMethodName        = "/sluice.v1.Owner/Confirm"
+	Owner_Renew_FullMethodName          = "/sluice.v1.Owner/Renew"
+	Owner_Release_FullMethodName        = "/sluice.v1.Owner/Release"
+	Owner_List_FullMethodName           = "/sluice.v1.Owner/List"
+	Owner_Reports_FullMethodName        = "/sluice.v1.Owner/Reports"
+	Owner_Set_FullMethodName            = "/sluice.v1.Owner/Set"
+	Owner_Drain_FullMethodName          = "/sluice.v1.Owner/Drain"
+	Owner_Offer_FullMethodName          = "/sluice.v1.Owner/Offer"
+	Owner_Gone_FullMethodName           = "/sluice.v1.Owner/Gone"
+	Owner_Probe_FullMethodName          = "/sluice.v1.Owner/Probe"
+	Owner_Watch_FullMethodName          = "/sluice.v1.Owner/Watch"
+	Owner_Register_FullMethodName       = "/sluice.v1.Owner/Register"
+	Owner_Where_FullMethodName          = "/sluice.v1.Owner/Where"
+	Owner_Held_FullMethodName           = "/sluice.v1.Owner/Held"
+	Owner_WatchHeld_FullMethodName      = "/sluice.v1.Owner/WatchHeld"
+	Owner_HeldEverywhere_FullMethodName = "/sluice.v1.Owner/HeldEverywhere"
+	Owner_Health_FullMethodName         = "/sluice.v1.Owner/Health"
 )
 
 // OwnerClient is the client API for Owner service.
@@ -68,6 +70,8 @@ type OwnerClient interface {
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterReply, error)
 	Where(ctx context.Context, in *WhereRequest, opts ...grpc.CallOption) (*WhereReply, error)
 	Held(ctx context.Context, in *HeldRequest, opts ...grpc.CallOption) (*HeldReply, error)
+	WatchHeld(ctx context.Context, in *WatchHeldRequest, opts ...grpc.CallOption) (*WatchHeldReply, error)
+	HeldEverywhere(ctx context.Context, in *HeldQuestion, opts ...grpc.CallOption) (*HeldSum, error)
 	Health(ctx context.Context, in *HealthRequest, opts ...grpc.CallOption) (*HealthReply, error)
 }
 
@@ -239,6 +243,26 @@ func (c *ownerClient) Held(ctx context.Context, in *HeldRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *ownerClient) WatchHeld(ctx context.Context, in *WatchHeldRequest, opts ...grpc.CallOption) (*WatchHeldReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WatchHeldReply)
+	err := c.cc.Invoke(ctx, Owner_WatchHeld_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *ownerClient) HeldEverywhere(ctx context.Context, in *HeldQuestion, opts ...grpc.CallOption) (*HeldSum, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HeldSum)
+	err := c.cc.Invoke(ctx, Owner_HeldEverywhere_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *ownerClient) Health(ctx context.Context, in *HealthRequest, opts ...grpc.CallOption) (*HealthReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(HealthReply)
@@ -272,6 +296,8 @@ type OwnerServer interface {
 	Register(context.Context, *RegisterRequest) (*RegisterReply, error)
 	Where(context.Context, *WhereRequest) (*WhereReply, error)
 	Held(context.Context, *HeldRequest) (*HeldReply, error)
+	WatchHeld(context.Context, *WatchHeldRequest) (*WatchHeldReply, error)
+	HeldEverywhere(context.Context, *HeldQuestion) (*HeldSum, error)
 	Health(context.Context, *HealthRequest) (*HealthReply, error)
 	mustEmbedUnimplementedOwnerServer()
 }
@@ -330,6 +356,12 @@ func (UnimplementedOwnerServer) Where(context.Context, *WhereRequest) (*WhereRep
 }
 func (UnimplementedOwnerServer) Held(context.Context, *HeldRequest) (*HeldReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Held not implemented")
+}
+func (UnimplementedOwnerServer) WatchHeld(context.Context, *WatchHeldRequest) (*WatchHeldReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method WatchHeld not implemented")
+}
+func (UnimplementedOwnerServer) HeldEverywhere(context.Context, *HeldQuestion) (*HeldSum, error) {
+	return nil, status.Error(codes.Unimplemented, "method HeldEverywhere not implemented")
 }
 func (UnimplementedOwnerServer) Health(context.Context, *HealthRequest) (*HealthReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Health not implemented")
@@ -643,6 +675,42 @@ func _Owner_Held_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Owner_WatchHeld_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WatchHeldRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).WatchHeld(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_WatchHeld_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).WatchHeld(ctx, req.(*WatchHeldRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Owner_HeldEverywhere_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HeldQuestion)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OwnerServer).HeldEverywhere(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Owner_HeldEverywhere_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OwnerServer).HeldEverywhere(ctx, req.(*HeldQuestion))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Owner_Health_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(HealthRequest)
 	if err := dec(in); err != nil {
@@ -731,6 +799,14 @@ var Owner_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Held",
 			Handler:    _Owner_Held_Handler,
+		},
+		{
+			MethodName: "WatchHeld",
+			Handler:    _Owner_WatchHeld_Handler,
+		},
+		{
+			MethodName: "HeldEverywhere",
+			Handler:    _Owner_HeldEverywhere_Handler,
 		},
 		{
 			MethodName: "Health",
