@@ -93,7 +93,17 @@ func (l *Lab) StartSlurmctld(ctx context.Context, args ...string) error {
 	if _, err := l.Ctl.Run(ctx, Slurm, append([]string{"slurmctld"}, args...)...); err != nil {
 		return err
 	}
-	return l.listening(ctx, portCtld, "slurmctld")
+	if err := l.listening(ctx, portCtld, "slurmctld"); err != nil {
+		return err
+	}
+	// From 24.11 on it listens before it has read all of its files, such as job_submit.lua.
+	return Until(ctx, 60*time.Second, "slurmctld answers", func() error {
+		out, err := l.Ctl.Run(ctx, Root, "scontrol", "ping")
+		if err == nil && !strings.Contains(out, "is UP") {
+			err = fmt.Errorf("scontrol ping: %s", out)
+		}
+		return err
+	})
 }
 
 // accounts makes the account of the cluster's users.
