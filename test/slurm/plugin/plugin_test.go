@@ -100,9 +100,9 @@ func TestUniversal(t *testing.T) {
 		if !ok || strings.Count(out, "PASS") != 2 {
 			t.Errorf("%s", out)
 		}
-		for _, name := range []string{"mem", "policy"} {
-			if n := strings.Count(out, "sluice: --rgpu-"+name+" has no effect on a step"); n != 1 {
-				t.Errorf("--rgpu-%s of a step is complained of %d times:\n%s", name, n, out)
+		for _, text := range []string{"sluice: --rgpu-policy has no effect on a step", "--rgpu-mem=2G of a step is for a step with a part of its job's fraction; give --gres=rgpu:N too, with N below 30"} {
+			if n := strings.Count(out, text); n != 1 {
+				t.Errorf("%q is said %d times:\n%s", text, n, out)
 			}
 		}
 		if strings.Contains(out, "--rgpu-spread") {
