@@ -243,6 +243,11 @@ test-units: all cuda-programs
 test-clocks: all cuda-programs
 	test/vm.sh clocks test/vm/clocks.log
 
+# The packages and programs under SELinux in force, without and with etc/selinux: some minutes, and no part of `make test`.
+.PHONY: test-selinux
+test-selinux: all cuda-programs $(NFPM)
+	NFPM=$(abspath $(NFPM)) BUILD=$(B) test/vm.sh selinux test/vm/selinux.log
+
 # From packages to the first job, an upgrade and removal, as docs/admin.md has it, in three emulated machines: some minutes, and no part of `make test`.
 .PHONY: test-install
 test-install: all cuda-programs $(NFPM)
@@ -385,6 +390,7 @@ help:
 	@echo 'make test-page   the pages for browsers in Chromium, with pictures (as root)'
 	@echo 'make test-units  the shipped systemd units under systemd 252 and 257, in emulated machines (as root)'
 	@echo 'make test-install docs/admin.md from the packages to the first job, upgrade, removal, in three emulated machines (as root)'
+	@echo 'make test-selinux packages and programs under SELinux in force, in an emulated machine (as root)'
 	@echo 'make test-shares shares of a simulated GPU under every policy, counted (as root)'
 	@echo 'make test-slurm  jobs on real Slurm clusters: the installed release, 24.11, 26.05 (as root)'
 	@echo 'make hook        the OCI hook; make hook-check: its tests with the engines of Debian 12 (as root)'

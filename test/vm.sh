@@ -3,13 +3,15 @@
 # neither a container nor the machine of the tests can show. It needs no network but for its first call.
 #
 #	vm.sh root SUITE             make the root of bookworm (systemd 252) or trixie (systemd 257), and print its path;
-#	                             bookworm-slurm and trixie-slurm have Debian's Slurm and a user, alice, besides
+#	                             bookworm-slurm and trixie-slurm have Debian's Slurm and a user, alice, besides;
+#	                             bookworm-selinux enforces Debian's SELinux policy, and has alice
 #	vm.sh run SUITE FOLDER [S]   boot it with FOLDER at /job, run FOLDER/job.sh there as root, and print its output;
 #	                             the exit status is the script's, or 124 after S seconds (180)
 #	vm.sh boot SUITE FOLDER ARGUMENTS   the same, with further ARGUMENTS of qemu and without a limit: for several machines
 #	                             beside each other. What it says is in FOLDER/log and FOLDER/console
 #	vm.sh units LOG              test/vm/units.sh: the shipped units on $SUITES (both); what they said into LOG.SUITE
 #	vm.sh clocks LOG             test/vm/clocks.sh: sessions whose machine is suspended, or whose clock is set; likewise
+#	vm.sh selinux LOG            test/vm/selinux.sh: packages and programs under SELinux in force, Debian 12 alone; likewise
 #	vm.sh packages LOG           test/vm/packages.sh: three machines, from the packages to the first job, upgrade and removal; likewise
 #
 # As root, on Debian 12, with the packages qemu-system-x86, mmdebstrap, kmod, cpio, zstd and busybox-static.
@@ -97,19 +99,47 @@ users() {
 	rm -f "$1"/etc/systemd/system/multi-user.target.wants/slurm*.service
 }
 
+# selinux ROOT FOLDER: the policy in force from the start, and the labels of all files, which mkfs takes along. FOLDER gets the kernel's
+# arguments. /etc/selinux/with is the policy with the module of etc/selinux, which semodule would need a quarter of an hour for in emulation.
+# Debian 12's spamassassin module keeps its policy from being linked a second time.
+selinux() {
+	mkdir "$1/root/module"
+	cp "$repo"/etc/selinux/sluice.* "$1/root/module/"
+	cat >"$1/root/module/install" <<-'INSTALL'
+		set -e
+		mount -t proc proc /proc # setfiles opens files by their descriptors there
+		sed -i 's/^SELINUX=.*/SELINUX=enforcing/' /etc/selinux/config
+		cd /root/module
+		make -f /usr/share/selinux/devel/Makefile sluice.pp
+		cp -a /etc/selinux/default /etc/selinux/plain
+		semodule -n -X 100 -r spamassassin -X 400 -i sluice.pp
+		mv /etc/selinux/default /etc/selinux/with
+		mv /etc/selinux/plain /etc/selinux/default
+		setfiles -F -e /proc /etc/selinux/default/contexts/files/file_contexts /
+	INSTALL
+	unshare -m --propagation private chroot "$1" sh /root/module/install >&2
+	rm -r "$1/root/module"
+	echo 'security=selinux selinux=1 enforcing=1' >"$2/cmdline"
+	# What the job is in has no labels, and nobody may mount it. The policy that is tested is in force when the job begins.
+	sed -i "s|mount -t 9p -o |setenforce 0; &context=system_u:object_r:usr_t:s0,|; s|job /job &&|job /job; setenforce 1;|" "$1/etc/systemd/system/vmjob.service"
+}
+
 root() {
 	local suite=$1 dir=$cache/$1-$recipe work debian=$1
+	[ "$suite" = "${suite%-selinux}" ] || dir+=-$(cat "$repo"/etc/selinux/* | sha256sum | cut -c1-8)
 	local packages=systemd,systemd-sysv,kmod,iproute2,munge,dbus,procps,python3-minimal
 	case $suite in
 	bookworm | trixie) ;;
 	bookworm-slurm | trixie-slurm) debian=${1%-*} packages+=,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins ;;
-	*) die "suite '$suite' is not known; ask for bookworm or trixie, or either with -slurm" ;;
+	bookworm-selinux) debian=${1%-*} packages+=,selinux-policy-default,selinux-policy-dev,policycoreutils-python-utils,auditd ;;
+	*) die "suite '$suite' is not known; ask for bookworm or trixie, either with -slurm, or bookworm-selinux" ;;
 	esac
 	mkdir -p "$cache"
 	exec 9>"$cache/lock"
 	flock 9
 	work=$(mktemp -d "$cache/new.XXXXXX")
-	trap 'rm -rf --one-file-system "$work"' EXIT
+	# shellcheck disable=SC2064 # the variable is gone when the script ends by an error
+	trap "rm -rf --one-file-system '$work'" EXIT
 	if [ ! -e "$cache/kernel-$recipe/initrd" ]; then
 		mkdir "$work/kernel"
 		kernel "$work/kernel"
@@ -123,6 +153,7 @@ root() {
 		tar -C "$work/root" -xf "$work/root.tar"
 		configure "$work/root"
 		[ "$suite" = "$debian" ] || users "$work/root"
+		[ "$suite" = "${suite%-selinux}" ] || selinux "$work/root" "$work/$suite"
 		truncate -s 4G "$work/$suite/root.img"
 		mkfs.ext4 -q -F -O ^has_journal -E lazy_itable_init=1 -d "$work/root" "$work/$suite/root.img"
 		rm -rf "$dir"
@@ -137,10 +168,12 @@ root() {
 # machine ROOT FOLDER OUT: the command line of a machine, in the array of that name.
 # KVM is not tried: a host may offer a /dev/kvm on which no guest of Debian's boots.
 machine() {
+	local more=
+	[ ! -e "$1/cmdline" ] || more=" $(cat "$1/cmdline")"
 	machine=(qemu-system-x86_64 -M q35 -accel 'tcg,thread=multi' -cpu max
 		-nodefaults -no-user-config -display none -no-reboot
 		-kernel "$cache/kernel-$recipe/vmlinuz" -initrd "$cache/kernel-$recipe/initrd"
-		-append 'quiet no_timer_check root=/dev/vda rw mitigations=off console=ttyS0'
+		-append 'quiet no_timer_check root=/dev/vda rw mitigations=off console=ttyS0'"$more"
 		-drive "if=none,id=d0,file=$1/root.img,format=raw,snapshot=on" -device 'virtio-blk-pci,drive=d0'
 		-device virtio-serial-pci -chardev "file,id=c0,path=$3/log" -device 'virtconsole,chardev=c0'
 		-chardev "file,id=s0,path=$3/console" -serial chardev:s0
@@ -170,23 +203,27 @@ run() {
 	exit "${status:-124}"
 }
 
-# job NAME LOG: test/vm/NAME.sh and what of the build it needs, on both suites one after the other.
+# job NAME LOG SECONDS [KIND]: test/vm/NAME.sh and what of the build it needs, on both suites one after the other, or on the roots of that kind.
 job() {
 	local job build=$repo/build f suite began rc failed=0
 	job=$(mktemp -d)
 	for f in bin/sluiced bin/sluice bin/sluice-worker bin/relay simgpu/libcuda.so.1 simgpu/libnvidia-ml.so.1 test/twins.so \
-		shim/libcuda.so.1 shim/libnvidia-ml.so.1 "test/cuda-${CUDA:-11.8}/steady"; do
+		shim/libcuda.so.1 shim/libnvidia-ml.so.1 "test/cuda-${CUDA:-11.8}/steady" "test/cuda-${CUDA:-11.8}/vecadd"; do
 		[ -e "$build/$f" ] || die "$build/$f is missing; make all cuda-programs"
 		mkdir -p "$job/$(dirname "$f")"
 		cp -L "$build/$f" "$job/$f"
 	done
-	mv "$job/test/cuda-${CUDA:-11.8}/steady" "$job/steady"
+	mv "$job/test/cuda-${CUDA:-11.8}"/* "$job/"
 	cp "$repo"/etc/*.service "$job/"
 	cp "$repo/test/vm/lib.sh" "$job/"
 	cp "$repo/test/vm/$1.sh" "$job/job.sh"
+	if [ "$1" = selinux ]; then
+		COMPRESSION=none BUILD=$build "$repo/etc/packages/pack.sh" "$job/debs" >&2
+		rm -f "$job"/debs/*.rpm "$job"/debs/sluice-s*
+	fi
 	for suite in ${SUITES:-bookworm trixie}; do
 		began=$SECONDS rc=0
-		(run "$suite" "$job" "$3") >"$2.$suite" 2>&1 || rc=$?
+		(run "$suite${4-}" "$job" "$3") >"$2.$suite" 2>&1 || rc=$?
 		grep '^@' "$2.$suite" || true
 		echo "vm: $suite: status $rc after $((SECONDS - began)) s, all of it in $2.$suite"
 		[ "$rc" = 0 ] || failed=1
@@ -201,11 +238,12 @@ run) [ $# = 3 ] || [ $# = 4 ] || die 'usage: vm.sh run SUITE FOLDER [SECONDS]'; 
 boot) [ $# -ge 3 ] || die 'usage: vm.sh boot SUITE FOLDER ARGUMENTS'; boot "${@:2}" ;;
 units) [ $# = 2 ] || die 'usage: vm.sh units LOG'; job units "$2" 900 ;;
 clocks) [ $# = 2 ] || die 'usage: vm.sh clocks LOG'; job clocks "$2" 400 ;;
+selinux) [ $# = 2 ] || die 'usage: vm.sh selinux LOG'; SUITES=bookworm job selinux "$2" 1500 -selinux ;;
 packages)
 	[ $# = 2 ] || die 'usage: vm.sh packages LOG'
 	failed=0
 	for suite in ${SUITES:-bookworm trixie}; do "$repo/test/vm/packages.sh" "$suite" "$2.$suite" || failed=1; done
 	exit "$failed"
 	;;
-*) die 'usage: vm.sh root SUITE | run SUITE FOLDER [SECONDS] | boot SUITE FOLDER ARGUMENTS | units LOG | clocks LOG | packages LOG' ;;
+*) die 'usage: vm.sh root SUITE | run SUITE FOLDER [SECONDS] | boot SUITE FOLDER ARGUMENTS | units LOG | clocks LOG | selinux LOG | packages LOG' ;;
 esac

@@ -81,6 +81,8 @@ while read -r line; do ok "installed: $line" grep -qxF -- ".$line" "$work/instal
 /usr/share/doc/sluice-client/examples/eessi/link-driver.sh f 755 0:0
 /usr/share/doc/sluice-client/examples/jupyter/jupyterhub_config.py f 644 0:0
 /usr/share/doc/sluice-client/examples/ondemand/sluice_jupyter/template/script.sh.erb f 755 0:0
+/usr/share/doc/sluice-node/selinux/sluice.te f 644 0:0
+/usr/share/doc/sluice-hook/examples/containerd.toml f 644 0:0
 /usr/share/doc/sluice-client/copyright f 644 0:0
 /var/lib/sluice d 700 0:0
 /var/log/sluice d 750 0:0
