@@ -114,7 +114,7 @@ type HeldWatch struct {
 // HeldChanges is the answer.
 type HeldChanges struct {
 	Changes
-	Parts     []HeldPart        // of those of Leases that live
+	Parts     []HeldPart    // of those of Leases that live
 	Promise   time.Duration // how long it holds from the answer on; 0 for none
 	Waited    time.Duration // how long the owner put the answer off
 	Questions []HeldQuestion
