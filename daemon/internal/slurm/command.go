@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -195,14 +196,18 @@ func (c *Commands) Step(ctx context.Context, job, step string) (Step, error) {
 	if err != nil {
 		return Step{}, err
 	}
-	out, err := c.run(ctx, "scontrol", "--local", "--oneliner", "show", "step", name+"."+step)
-	if said(err, "invalid job id", "not found") {
-		return Step{}, fmt.Errorf("step %s.%s: %w", job, step, ErrGone)
+	// 26.05 does not find the steps of an array's task 0 by its name, and the number of an array's last task is the array's: see task.
+	for _, n := range slices.Compact([]string{name, job}) {
+		out, err := c.run(ctx, "scontrol", "--local", "--oneliner", "show", "step", n+"."+step)
+		switch {
+		case said(err, "invalid job id", "not found"):
+		case err != nil:
+			return Step{}, err
+		default:
+			return parseStep(name+"."+step, out)
+		}
 	}
-	if err != nil {
-		return Step{}, err
-	}
-	return parseStep(name+"."+step, out)
+	return Step{}, fmt.Errorf("step %s.%s: %w", job, step, ErrGone)
 }
 
 // Jobs implements Controller.
