@@ -40,7 +40,7 @@ ok 'the policy is in force' test "$(getenforce)" = Enforcing
 part 'The packages'
 dpkg -i debs/*.deb | grep -v '^(Reading'
 install -m 644 -t /usr/lib/x86_64-linux-gnu simgpu/libcuda.so.1 simgpu/libnvidia-ml.so.1
-install -D -m 644 simgpu/twins.so /opt/sim/twins.so
+install -D -m 644 test/twins.so /opt/sim/twins.so
 install -m 755 -t /usr/local/bin vecadd
 ldconfig
 mkdir -p /etc/systemd/system/sluiced.service.d
@@ -52,6 +52,7 @@ systemctl daemon-reload
 sluice setup --cluster prod --controllers vm --owners vm
 echo 'users: {run: true}' >>/etc/sluice/sluice.yaml
 ok 'the daemon restarts' systemctl restart sluiced
+ok 'it lends its GPU' until_ok 'sluice health | grep -q "owner .*1 GPUs to lend"'
 sluice version | head -n1
 part 'The policy as it is'
 echo 'denied until here:'
