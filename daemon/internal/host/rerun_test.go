@@ -39,6 +39,11 @@ func TestSponsorAgainAfterAttach(t *testing.T) {
 // the other does not stay.
 func TestSponsoredAndOwn(t *testing.T) {
 	w := newTown(t, []string{"a", "b"}, "ctl", "n1")
+	// The node's first look at its owners is over, or it finds the lease before it is cut off.
+	w.wait("n1 has met its owners", func() bool {
+		h := w.hosts["n1"]
+		return !slices.ContainsFunc(h.owners(), h.meets)
+	})
 	// The sponsored one is where the node cannot look.
 	w.sever("ctl", "b", true)
 	w.sponsor(job("7", 0, []string{"n1"}, 60))
