@@ -36,7 +36,7 @@ var (
 var spelled = map[string]string{
 	"hostfn": "HostFn", "memhandle": "MemHandle", "userobj": "UserObj", "texref": "TexRef", "nattr": "NAttr",
 	"ndev": "NDev", "nproc": "NProc", "nparam": "NParam", "nparams": "NParams", "nattrs": "NAttrs",
-	"noptions": "NOptions", "nkernels": "NKernels", "ninfo": "NInfo", "nerror": "NError",
+	"noptions": "NOptions", "nkernels": "NKernels", "npieces": "NPieces", "ninfo": "NInfo", "nerror": "NError",
 	"pid": "PID", "uid": "UID", "uuid": "UUID", "pci": "PCI", "id": "ID", "jit": "JIT", "cc": "CC", "ok": "OK",
 	"us": "US", "ms": "MS", "mw": "MW", "mhz": "MHz", "gpu": "GPU", "sm": "SM", "3d": "3D", "tex1d": "Tex1D", "lod": "LOD",
 }

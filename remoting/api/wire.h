@@ -144,6 +144,9 @@
 #define SL_MAX_BULK 16
 #define SL_MAX_BULK_PART 1048576
 #define SL_MAX_BULK_DROPS 64
+#define SL_MAX_CONTENT 4194304
+#define SL_MAX_CONTENT_FIND 32
+#define SL_MAX_CONTENT_FOUND 64
 #define SL_MAX_HOST_MAP 0x80000000u
 #define SL_MAX_HOST_SHARE 0x1000000000ull
 #define SL_MAX_MERGE 1048576
@@ -260,13 +263,16 @@
 #define CTL_BULK_OPEN 0xf024
 #define CTL_COPY_IN_BULK 0xf025
 #define CTL_BULK_DROP 0xf026
+#define CTL_CONTENT_FIND 0xf027
+#define CTL_COPY_IN_STORED 0xf028
+#define CTL_CONTENT_KEEP 0xf029
 #define CTL_LINK_CREATE 0xf015
 #define CTL_LINK_ADD 0xf016
 #define CTL_LINK_COMPLETE 0xf017
 #define CTL_LINK_READ 0xf018
 #define CTL_TRACE 0xf023
 
-#define SL_NCONTROLS 39 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
+#define SL_NCONTROLS 42 /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */
 
 /* Messages, as they lie on the wire. */
 struct wire_hello {
@@ -733,6 +739,42 @@ struct wire_bulk_taken {
 	uint64_t offset;
 };
 _Static_assert(sizeof(struct wire_bulk_taken) == 16, "BULK_TAKEN");
+
+struct wire_content_find {
+	uint32_t npieces;
+	uint32_t hold;
+};
+_Static_assert(sizeof(struct wire_content_find) == 8, "CONTENT_FIND");
+
+struct wire_content_find_reply {
+	uint32_t found;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_content_find_reply) == 8, "CONTENT_FIND_REPLY");
+
+struct wire_content_piece {
+	uint8_t sum[32];
+	uint32_t size;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_content_piece) == 40, "CONTENT_PIECE");
+
+struct wire_copy_in_stored {
+	uint64_t dst;
+	uint8_t sum[32];
+	uint32_t stream;
+	uint32_t last;
+	uint32_t size;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_copy_in_stored) == 56, "COPY_IN_STORED");
+
+struct wire_content_keep {
+	uint64_t dst;
+	uint32_t size;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_content_keep) == 16, "CONTENT_KEEP");
 
 struct wire_link_create {
 	uint32_t id;

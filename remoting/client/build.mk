@@ -20,7 +20,7 @@ SHIM_OLD := $(if $(SAN),,-fno-stack-protector -U_FORTIFY_SOURCE)
 SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread -fno-plt -mtls-dialect=gnu2 \
 	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
 
-SHIM_SRC := session send resume wait receive print stats timeline waits entry errlog coredump checkpoint notify managedbatch attention route place peeraccess delivery connect forms conf exchange lease log codec shmring handles error errstate device ctx ctxprops ctxlocal upload background bulk bulkup bulkdown compress throughput stream capture event record hostfn export_tables compilecache integrity procaddr \
+SHIM_SRC := session send resume wait receive print stats timeline waits entry errlog coredump checkpoint notify managedbatch attention route place peeraccess delivery connect forms conf exchange lease log codec shmring handles error errstate device ctx ctxprops ctxlocal upload background bulk bulkup bulkdown compress content throughput stream capture event record hostfn export_tables compilecache integrity procaddr \
 	load jit link module kernel fatbin sha256 version launch legacy ranges guard memory hostmem hostpool operand fill copy copy3d vmm occupancy profiler graph graphnode graphhost graphread pool ipc tensormap texref green mapped pointers mirror ahead changes trap managed \
 	poller area shared staged nccl transfer gen_stubs gen_exports gen_names gen_forms gen_fingerprint
 SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o)
@@ -78,7 +78,7 @@ endif
 # --- tests ---
 
 SHIM_T := build/test/shim$(if $(SAN),-$(subst $(SHIM_COMMA),-,$(SAN)))
-SHIM_TESTS := $(addprefix $(SHIM_T)/test_,attention background bulk compilecache compress connect entry errstate fatbin forms handles integrity lease ranges record refuse sha256 throughput)
+SHIM_TESTS := $(addprefix $(SHIM_T)/test_,attention background bulk compilecache compress connect content entry errstate fatbin forms handles integrity lease ranges record refuse sha256 throughput)
 # The programs nvcc built, where they are there: test_fatbin looks into them.
 SHIM_NVCC := $(wildcard build/test/cuda-11.8/vecadd build/test/cuda-11.8/reduce build/test/cuda-13.0/vecadd)
 
@@ -89,6 +89,7 @@ $(SHIM_T)/test_compilecache: $(SHIM_OUT)/o/compilecache.o $(SHIM_OUT)/o/sha256.o
 $(SHIM_T)/test_compress: $(SHIM_OUT)/o/compress.o
 $(SHIM_T)/test_errstate: $(SHIM_OUT)/o/errstate.o
 $(SHIM_T)/test_connect: $(addprefix $(SHIM_OUT)/o/,connect.o conf.o exchange.o lease.o log.o forms.o gen_forms.o gen_fingerprint.o)
+$(SHIM_T)/test_content: $(addprefix $(SHIM_OUT)/o/,codec.o sha256.o) $(SHIM)/content.c
 $(SHIM_T)/test_forms: $(addprefix $(SHIM_OUT)/o/,forms.o gen_forms.o)
 $(SHIM_T)/test_fatbin: $(SHIM_OUT)/o/fatbin.o
 $(SHIM_T)/test_handles: $(SHIM_OUT)/o/handles.o
@@ -98,20 +99,21 @@ $(SHIM_T)/test_ranges: $(SHIM_OUT)/o/ranges.o
 $(SHIM_T)/test_record: $(SHIM_OUT)/o/record.o
 $(SHIM_T)/test_refuse: $(SHIM_OUT)/o/entry.o
 $(SHIM_T)/test_sha256: $(SHIM_OUT)/o/sha256.o
-$(SHIM_T)/test_throughput: $(SHIM_OUT)/o/throughput.o
+$(SHIM_T)/test_throughput: $(addprefix $(SHIM_OUT)/o/,throughput.o conf.o)
 
 $(SHIM_T)/test_%: $(SHIM)/test_%.c $(SHIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $< $(filter %.o,$^) -pthread -ldl
 
 .PHONY: shim-test shim-race shim-elf
-shim-race: $(SHIM_T)/test_background $(SHIM_T)/test_bulk $(SHIM_T)/test_record
+shim-race: $(addprefix $(SHIM_T)/test_,background bulk content record)
 	$(SHIM_T)/test_background
 	$(SHIM_T)/test_bulk
+	$(SHIM_T)/test_content
 	$(SHIM_T)/test_record
 
 shim-test: $(SHIM_TESTS) $(SHIM_LIB)
-	@set -e; for t in attention background bulk compilecache compress connect errstate forms handles integrity lease ranges record refuse sha256 throughput; do $(SHIM_T)/test_$$t; done; \
+	@set -e; for t in attention background bulk compilecache compress connect content errstate forms handles integrity lease ranges record refuse sha256 throughput; do $(SHIM_T)/test_$$t; done; \
 	$(SHIM_T)/test_fatbin $(SHIM_NVCC); ASAN_OPTIONS=detect_leaks=0 $(SHIM_T)/test_entry $(abspath $(SHIM_LIB))
 
 shim-elf: $(SHIM_LIB) build/shim/libnvidia-ml.so.1

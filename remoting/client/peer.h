@@ -33,6 +33,7 @@
 #define SL_MIXED "devices of several owners" /* what one call cannot name */
 
 struct sl_bulk;
+struct sl_content;
 struct sl_waiter;
 
 struct sl_peer {
@@ -45,6 +46,7 @@ struct sl_peer {
 	uint8_t *lacks;		/* see sl_connection */
 	struct sl_uploads uploads;
 	struct sl_bulk *bulk;	/* NULL: the session has no bulk connections; see bulk.h */
+	struct sl_content *content; /* NULL: nothing is known by its content; see content.h */
 
 	/* send.c */
 	pthread_mutex_t order, drain;

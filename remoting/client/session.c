@@ -20,6 +20,7 @@
 #include "bulk.h"
 #include "conf.h"
 #include "connect.h"
+#include "content.h"
 #include "deadline.h"
 #include "entry.h"
 #include "errstate.h"
@@ -246,15 +247,9 @@ static bool may_compress(void)
 	return !v || strcmp(v, "0");
 }
 
-/*
- * Whether uploads may be compressed: nothing that stays in this machine is slow for want of a link. SLUICE_COMPRESS=1 says that
- * a tunnel begins there.
- */
 static bool compresses(const struct sl_peer *t, const struct sl_snapshot *snap)
 {
-	const char *v = sl_config("SLUICE_COMPRESS");
-
-	return snap->features & SL_FEATURE_COMPRESS && !t->shm && (!sl_same_machine(t->fd) || (v && !strcmp(v, "1")));
+	return snap->features & SL_FEATURE_COMPRESS && !t->shm && sl_link_matters(t->fd);
 }
 
 /* Connects to one owner and appends its devices to the list. */
@@ -280,6 +275,7 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 	sl_throughput_init(&t->uploads.throughput);
 	t->uploads.compress = compresses(t, snap);
 	t->bulk = sl_bulk_new(t);
+	t->content = sl_content_new(t);
 	pthread_mutex_init(&t->order, NULL);
 	pthread_mutex_init(&t->drain, NULL);
 	pthread_mutex_init(&t->wait_lock, NULL);
@@ -313,6 +309,7 @@ static void drop_peer(struct sl_peer *t)
 	free(t->lacks);
 	free(t->uploads.spare);
 	sl_bulk_free(t->bulk);
+	sl_content_free(t->content);
 	*t = (struct sl_peer){ .fd = -1 };
 }
 

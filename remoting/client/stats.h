@@ -10,6 +10,7 @@ struct sl_stats {
 	uint64_t background; /* bytes of copies to the device that a thread of the session's has sent */
 	uint64_t bulk_out, bulk_in; /* bytes of copies by bulk connections */
 	uint64_t bulk_bytes_in;	/* all that came over those */
+	uint64_t stored; /* bytes of copies to the device that the worker had */
 	uint64_t compressed, compressed_to; /* bytes of copies to the device that were compressed, and what became of them */
 	uint32_t waits_by_op[SL_NOPS + SL_NCONTROLS]; /* by sl_op_slot */
 };

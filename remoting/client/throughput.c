@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "throughput.h"
+#include "conf.h"
 #include "peer.h"
 
 #define STRETCH (1u << 20)	/* bytes at least */
@@ -33,6 +34,13 @@ bool sl_same_machine(int fd)
 	if (there.any.sa_family == AF_INET)
 		return ntohl(there.v4.sin_addr.s_addr) >> 24 == 127 || there.v4.sin_addr.s_addr == here.v4.sin_addr.s_addr;
 	return there.any.sa_family == AF_INET6 && !memcmp(&there.v6.sin6_addr, &here.v6.sin6_addr, sizeof here.v6.sin6_addr);
+}
+
+bool sl_link_matters(int fd)
+{
+	const char *v = sl_config("SLUICE_COMPRESS");
+
+	return !sl_same_machine(fd) || (v && !strcmp(v, "1"));
 }
 
 void sl_throughput_init(struct sl_throughput *r)

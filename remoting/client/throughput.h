@@ -42,6 +42,8 @@ struct sl_look {
 
 /* Whether a TCP connection does not leave the machine: its ends have one address, or it is the loopback interface's. */
 bool sl_same_machine(int fd);
+/* Whether a link may be slow: nothing that stays in this machine is, unless SLUICE_COMPRESS=1 says that a tunnel begins there. */
+bool sl_link_matters(int fd);
 
 void sl_throughput_init(struct sl_throughput *r);
 /* Begins to look at the connection, or begins again. */

@@ -7,6 +7,8 @@
  * While copies are compressed, a link that has become faster than the compressor cannot show its rate. So if it mostly has nothing
  * left to send when the next part is ready, its rate is measured again after some time.
  *
+ * Over a slow link pieces of a large copy that the worker has in its store are not sent at all (content.h).
+ *
  * A large copy over a link that is not slow goes by bulk connections (bulk.h), where there are any. One that the program does not wait for
  * is sent by a thread of the session's (background.h).
  */
@@ -15,6 +17,7 @@
 #include "bulk.h"
 #include "codec.h"
 #include "compress.h"
+#include "content.h"
 #include "ctx.h"
 #include "mapped.h"
 #include "mirror.h"
@@ -39,11 +42,12 @@ _Static_assert(PART <= SL_MAX_COMPRESSED && PART <= SL_MAX_COPY_IN, "a part is t
 
 struct upload {
 	struct sl_peer *t;
-	struct sl_uploads *u;	/* NULL: nothing is compressed */
+	struct sl_uploads *u;	/* NULL: nothing is done against a slow link */
 	struct sl_compressor *c;
 	struct sl_look look;
 	bool looks;		/* the copy is large enough to be looked at */
 	bool bulk;		/* ... and to go by bulk connections */
+	struct sl_content_way content;
 };
 
 static uint64_t processor_ns(void)
@@ -62,10 +66,16 @@ static int64_t now_ns(void)
 	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* Whether it matters how fast the link is. */
+static bool measured(const struct sl_peer *t)
+{
+	return t->uploads.compress || t->content;
+}
+
 static void begin(struct upload *up, struct sl_peer *t, size_t n)
 {
-	*up = (struct upload){ .t = t, .bulk = t->bulk && n >= SL_BULK_LEAST };
-	if (!t->uploads.compress)
+	*up = (struct upload){ .t = t, .bulk = t->bulk && n >= SL_BULK_LEAST && !(t->content && t->content->told) };
+	if (!measured(t))
 		return;
 	up->u = &t->uploads;
 	up->looks = n > PART;
@@ -117,7 +127,7 @@ static size_t compress(struct upload *up, const uint8_t *p, size_t n, const uint
 	uint32_t rest;
 	size_t size;
 
-	if (__builtin_expect(!u || !(link = sl_throughput(&u->throughput)) || link > SLOW, 1) || n < LEAST)
+	if (__builtin_expect(!u || !(link = sl_throughput(&u->throughput)) || link > SLOW, 1) || n < LEAST || !u->compress)
 		return 0;
 	rest = __atomic_load_n(&u->rest, __ATOMIC_RELAXED);
 	if (rest) {
@@ -167,7 +177,7 @@ static CUresult send_part(void *arg, const struct sl_copy_in *c, size_t at, size
  */
 static bool fast(const struct sl_peer *t)
 {
-	uint64_t link = t->uploads.compress ? sl_throughput(&t->uploads.throughput) : UINT64_MAX;
+	uint64_t link = measured(t) ? sl_throughput(&t->uploads.throughput) : UINT64_MAX;
 
 	return link ? link > SLOW : t->bulk->told;
 }
@@ -184,6 +194,16 @@ static bool may_bulk(const struct sl_copy_in *c, const uint8_t *p, size_t n)
 	return fast(c->t) && (sl_tls()->unkept || !mirrored(p, n)) && sl_bulk_ready(c->t, SL_BULK_TO_WORKER);
 }
 
+/* Bytes of a copy from at on that the worker has, and has been told to copy. */
+static size_t stored(struct upload *up, size_t at, CUresult *err)
+{
+	uint64_t link = sl_throughput(&up->t->uploads.throughput);
+
+	if (__builtin_expect(!up->content.k, 1) || at % SL_CONTENT_PIECE || (!up->t->content->told && (!link || link > SLOW)) || sl_capturing_any())
+		return 0;
+	return sl_content_copy(&up->content, at, link, err);
+}
+
 CUresult sl_upload_now(const struct sl_copy_in *c)
 {
 	CUresult err = CUDA_SUCCESS;
@@ -191,9 +211,14 @@ CUresult sl_upload_now(const struct sl_copy_in *c)
 	struct upload up;
 
 	begin(&up, c->t, c->n);
+	if (__builtin_expect(c->t->content && c->n >= SL_CONTENT_LEAST, 0))
+		sl_content_begin(&up.content, c, sl_tls()->unkept || !mirrored(c->src, c->n));
 	for (size_t at = 0, m; at < c->n && !err; at += m) {
 		size_t left = c->n - at;
 
+		m = stored(&up, at, &err);
+		if (m || err)
+			continue;
 		m = left < PART ? left : PART;
 		if (__builtin_expect(up.bulk, 0) && m < left && may_bulk(c, c->src + at, left)) {
 			struct sl_copy_in rest = *c;
@@ -206,6 +231,7 @@ CUresult sl_upload_now(const struct sl_copy_in *c)
 		}
 		err = send_part(&up, c, at, m, c->blocking && m == left);
 	}
+	sl_content_end(&up.content);
 	end(&up);
 	if (c->n >= SL_BACKGROUND_LEAST)
 		__atomic_store_n(&up.t->uploads.rate, (uint64_t)((double)c->n * 1e9 / (double)(now_ns() - began + 1)), __ATOMIC_RELAXED);

@@ -284,6 +284,12 @@ const (
 	MaxBulkPart = 1048576
 	// MaxBulkDrops: parts that were dropped before they arrived, which the worker remembers; a number. Of more the oldest is forgotten, and keeps memory if it arrives.
 	MaxBulkDrops = 64
+	// MaxContent: piece of content.
+	MaxContent = 4194304
+	// MaxContentFind: pieces in a CONTENT_FIND; a number.
+	MaxContentFind = 32
+	// MaxContentFound: pieces of a session that were found and have not been copied yet; a number. Of more none is found.
+	MaxContentFound = 64
 	// MaxHostMap: host memory of a session's that kernels reach, in all.
 	MaxHostMap = 2147483648
 	// MaxHostShare: host memory that a session's client and worker share, in all.
@@ -516,6 +522,12 @@ const (
 	OpCopyInBulk = 0xF025
 	// OpBulkDrop: the client will not use a part, which was sent or begun on a connection that it has given up.
 	OpBulkDrop = 0xF026
+	// OpContentFind: asks which pieces the worker has in its store. `CUDA_ERROR_NOT_SUPPORTED`: this session has no store of content.
+	OpContentFind = 0xF027
+	// OpCopyInStored: copies a piece to the device that a CONTENT_FIND has found. Each time that a piece was found it may be copied once.
+	OpCopyInStored = 0xF028
+	// OpContentKeep: what the next copies write to this memory of the device is a piece, which the worker may store.
+	OpContentKeep = 0xF029
 	// OpLinkCreate: begins to link.
 	OpLinkCreate = 0xF015
 	// OpLinkAdd: adds an input to a link state. RESULT_NOT_IN_STORE: as with IMAGE_LOAD. With any other result the reply has JIT_LOGS as LINK_CREATE's has.
@@ -563,6 +575,9 @@ var controlNames = [...]string{
 	OpBulkOpen - OpControl:         "BULK_OPEN",
 	OpCopyInBulk - OpControl:       "COPY_IN_BULK",
 	OpBulkDrop - OpControl:         "BULK_DROP",
+	OpContentFind - OpControl:      "CONTENT_FIND",
+	OpCopyInStored - OpControl:     "COPY_IN_STORED",
+	OpContentKeep - OpControl:      "CONTENT_KEEP",
 	OpLinkCreate - OpControl:       "LINK_CREATE",
 	OpLinkAdd - OpControl:          "LINK_ADD",
 	OpLinkComplete - OpControl:     "LINK_COMPLETE",
@@ -3437,6 +3452,181 @@ func (m *BulkTaken) get(b []byte) {
 	_ = b[15]
 	m.Number = binary.LittleEndian.Uint64(b[0:])
 	m.Offset = binary.LittleEndian.Uint64(b[8:])
+}
+
+// ContentFindSize is the size of a ContentFind without what has no fixed size, in bytes.
+const ContentFindSize = 8
+
+// ContentFind: asks which pieces the worker has in its store. `CUDA_ERROR_NOT_SUPPORTED`: this session has no store of content.
+type ContentFind struct {
+	NPieces uint32 // 1 to 32
+	Hold    uint32 // 1: those that are there are kept for a COPY_IN_STORED each
+}
+
+// Encode appends the message to e.
+func (m *ContentFind) Encode(e *Encoder) { m.put(e.room(ContentFindSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ContentFind) Decode(d *Decoder) {
+	if b := d.Bytes(ContentFindSize); b != nil {
+		m.get(b)
+	} else {
+		*m = ContentFind{}
+	}
+}
+
+func (m *ContentFind) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint32(b[0:], m.NPieces)
+	binary.LittleEndian.PutUint32(b[4:], m.Hold)
+}
+
+func (m *ContentFind) get(b []byte) {
+	_ = b[7]
+	m.NPieces = binary.LittleEndian.Uint32(b[0:])
+	m.Hold = binary.LittleEndian.Uint32(b[4:])
+}
+
+// ContentFindReplySize is the size of a ContentFindReply, in bytes.
+const ContentFindReplySize = 8
+
+// ContentFindReply: the reply to CONTENT_FIND.
+type ContentFindReply struct {
+	Found uint32 // bit i: piece i is there
+}
+
+// Encode appends the message to e.
+func (m *ContentFindReply) Encode(e *Encoder) { m.put(e.room(ContentFindReplySize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ContentFindReply) Decode(d *Decoder) {
+	if b := d.Bytes(ContentFindReplySize); b != nil {
+		m.get(b)
+	} else {
+		*m = ContentFindReply{}
+	}
+}
+
+func (m *ContentFindReply) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint32(b[0:], m.Found)
+	clear(b[4:8])
+}
+
+func (m *ContentFindReply) get(b []byte) {
+	_ = b[7]
+	m.Found = binary.LittleEndian.Uint32(b[0:])
+}
+
+// ContentPieceSize is the size of a ContentPiece, in bytes.
+const ContentPieceSize = 40
+
+// ContentPiece: a piece of a copy to the device, named by what it holds.
+type ContentPiece struct {
+	Sum  [32]byte // SHA-256
+	Size uint32   // bytes: 1 to 4 MiB
+}
+
+// Encode appends the message to e.
+func (m *ContentPiece) Encode(e *Encoder) { m.put(e.room(ContentPieceSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ContentPiece) Decode(d *Decoder) {
+	if b := d.Bytes(ContentPieceSize); b != nil {
+		m.get(b)
+	} else {
+		*m = ContentPiece{}
+	}
+}
+
+func (m *ContentPiece) put(b []byte) {
+	_ = b[39]
+	copy(b[0:32], m.Sum[:])
+	binary.LittleEndian.PutUint32(b[32:], m.Size)
+	clear(b[36:40])
+}
+
+func (m *ContentPiece) get(b []byte) {
+	_ = b[39]
+	copy(m.Sum[:], b[0:32])
+	m.Size = binary.LittleEndian.Uint32(b[32:])
+}
+
+// CopyInStoredSize is the size of a CopyInStored, in bytes.
+const CopyInStoredSize = 56
+
+// CopyInStored: copies a piece to the device that a CONTENT_FIND has found. Each time that a piece was found it may be copied once.
+type CopyInStored struct {
+	Dst    uint64   // device address
+	Sum    [32]byte // SHA-256
+	Stream uint32
+	Last   uint32 // as COPY_IN's
+	Size   uint32 // bytes, those of the piece
+}
+
+// Encode appends the message to e.
+func (m *CopyInStored) Encode(e *Encoder) { m.put(e.room(CopyInStoredSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *CopyInStored) Decode(d *Decoder) {
+	if b := d.Bytes(CopyInStoredSize); b != nil {
+		m.get(b)
+	} else {
+		*m = CopyInStored{}
+	}
+}
+
+func (m *CopyInStored) put(b []byte) {
+	_ = b[55]
+	binary.LittleEndian.PutUint64(b[0:], m.Dst)
+	copy(b[8:40], m.Sum[:])
+	binary.LittleEndian.PutUint32(b[40:], m.Stream)
+	binary.LittleEndian.PutUint32(b[44:], m.Last)
+	binary.LittleEndian.PutUint32(b[48:], m.Size)
+	clear(b[52:56])
+}
+
+func (m *CopyInStored) get(b []byte) {
+	_ = b[55]
+	m.Dst = binary.LittleEndian.Uint64(b[0:])
+	copy(m.Sum[:], b[8:40])
+	m.Stream = binary.LittleEndian.Uint32(b[40:])
+	m.Last = binary.LittleEndian.Uint32(b[44:])
+	m.Size = binary.LittleEndian.Uint32(b[48:])
+}
+
+// ContentKeepSize is the size of a ContentKeep, in bytes.
+const ContentKeepSize = 16
+
+// ContentKeep: what the next copies write to this memory of the device is a piece, which the worker may store.
+type ContentKeep struct {
+	Dst  uint64 // device address
+	Size uint32 // bytes: 1 to 4 MiB
+}
+
+// Encode appends the message to e.
+func (m *ContentKeep) Encode(e *Encoder) { m.put(e.room(ContentKeepSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ContentKeep) Decode(d *Decoder) {
+	if b := d.Bytes(ContentKeepSize); b != nil {
+		m.get(b)
+	} else {
+		*m = ContentKeep{}
+	}
+}
+
+func (m *ContentKeep) put(b []byte) {
+	_ = b[15]
+	binary.LittleEndian.PutUint64(b[0:], m.Dst)
+	binary.LittleEndian.PutUint32(b[8:], m.Size)
+	clear(b[12:16])
+}
+
+func (m *ContentKeep) get(b []byte) {
+	_ = b[15]
+	m.Dst = binary.LittleEndian.Uint64(b[0:])
+	m.Size = binary.LittleEndian.Uint32(b[8:])
 }
 
 // LinkCreateSize is the size of a LinkCreate without what has no fixed size, in bytes.

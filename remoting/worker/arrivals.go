@@ -57,6 +57,7 @@ var arrivedOps = map[uint16]bool{
 	wire.OpObserveText: true, wire.OpObserveFacts: true,
 	wire.OpLaunch: true, wire.OpLaunchHost: true, wire.OpCopyIn: true, wire.OpCopyInCompressed: true, wire.OpCopyIn3D: true, wire.OpCopyOut: true, wire.OpCopyOut3D: true,
 	wire.OpCopyInShared: true, wire.OpCopyOutShared: true, wire.OpCopyInBulk: true, wire.OpBulkOpen: true, wire.OpBulkDrop: true,
+	wire.OpCopyInStored: true, wire.OpContentFind: true, wire.OpContentKeep: true,
 	opCuStreamSynchronize: true, opCuStreamQuery: true, opCuEventSynchronize: true, opCuCtxSynchronize: true,
 	opCuEventCreate: true,
 }
@@ -77,7 +78,7 @@ func (s *session) beforeOp(op uint16) {
 }
 
 func (s *session) beforeOpConcerned(op uint16) {
-	if op == wire.OpCopyIn || op == wire.OpCopyInCompressed || op == wire.OpCopyInBulk {
+	if op == wire.OpCopyIn || op == wire.OpCopyInCompressed || op == wire.OpCopyInBulk || op == wire.OpCopyInStored || op == wire.OpContentKeep {
 		return // which says where it belongs
 	}
 	s.recordNoted()

@@ -47,8 +47,10 @@ type Confinement struct {
 
 	Driver Driver
 	Store  string // of images
-	Dir    string // of accounts, "" if sessions have them as descriptors only
-	Shared string // of the leases' directories for /dev/shm, "" if there are none
+	// Content is the directory of content, "" if there is none.
+	Content string
+	Dir     string // of accounts, "" if sessions have them as descriptors only
+	Shared  string // of the leases' directories for /dev/shm, "" if there are none
 }
 
 // Confine prepares this process, whose only purpose is to become a session or the probe, and
@@ -116,6 +118,9 @@ func (c *Confinement) enforce(devices []string) error {
 		return err
 	}
 	f.Fill = append(f.Fill, c.Store)
+	if c.Content != "" {
+		f.Fill = append(f.Fill, c.Content)
+	}
 	f.Use = append(f.Use, c.Dir)
 	f.Fill = append(f.Fill, c.Shared)
 	if c.Dir == "" {

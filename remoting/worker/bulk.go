@@ -107,7 +107,8 @@ func (b *bulk) init(s *session) {
 
 // --- commands; the executor's ---
 
-// bulkOp executes a frame about bulk connections, whatever becomes of its context.
+// bulkOp executes a frame about bytes that do not come in frames, but by bulk connections or from the store of content. It does so whatever becomes of
+// its context.
 func (s *session) bulkOp(p []byte) int32 {
 	s.dec.Reset(p)
 	switch s.hdr.Op {
@@ -121,6 +122,12 @@ func (s *session) bulkOp(p []byte) int32 {
 		}
 		s.bulk.drop(m.Part)
 		return 0
+	case wire.OpContentFind:
+		return s.contentFind()
+	case wire.OpContentKeep:
+		return s.contentKeep()
+	case wire.OpCopyInStored:
+		return s.copyInStored()
 	default:
 		return s.copyInBulk()
 	}

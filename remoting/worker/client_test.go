@@ -54,6 +54,8 @@ func child(what string, args []string) {
 	}
 	limit, _ := strconv.ParseInt(v["--store-limit"], 10, 64)
 	keepFree, _ := strconv.ParseInt(v["--store-keep-free"], 10, 64)
+	contentLimit, _ := strconv.ParseInt(v["--content-limit"], 10, 64)
+	contentKeepFree, _ := strconv.ParseInt(v["--content-keep-free"], 10, 64)
 	n, _ := strconv.Atoi(v["--devices"])
 	log := testLog()
 	if what == "session" {
@@ -61,6 +63,7 @@ func child(what string, args []string) {
 	}
 	cfg := SessionConfig{
 		Driver: Driver{LibCUDA: v["--libcuda"], LibNVML: v["--libnvml"]}, Store: v["--store"], Bounds: store.Bounds{Limit: limit, KeepFree: keepFree},
+		Content: v["--content"], ContentBounds: store.Bounds{Limit: contentLimit, KeepFree: contentKeepFree},
 		Sandbox: sandbox.Mode(v["--sandbox"]),
 	}
 	if cfg.Sandbox == "" {

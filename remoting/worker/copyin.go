@@ -257,6 +257,7 @@ func (s *session) copyIn(f *source, m *wire.CopyIn) (int32, error) {
 				return 0, err
 			}
 			in.used += (n + 255) &^ 255
+			s.contents.tee(dst, buf)
 			w := s.copyBegins(wire.SpanCopyIn, m.Stream, ctx, stream)
 			rc := int32(C.sl_htod(C.uint64_t(dst), at(buf), C.uint64_t(n), C.uint64_t(stream)))
 			w.copied(uint64(n), rc)
@@ -267,6 +268,7 @@ func (s *session) copyIn(f *source, m *wire.CopyIn) (int32, error) {
 		if err := f.read(q.buf[:n]); err != nil {
 			return 0, err
 		}
+		s.contents.tee(dst, q.buf[:n])
 		w := s.copyBegins(wire.SpanCopyIn, m.Stream, ctx, stream)
 		rc := int32(C.sl_htod(C.uint64_t(dst), at(q.buf), C.uint64_t(n), C.uint64_t(stream)))
 		w.copied(uint64(n), rc)

@@ -6,6 +6,7 @@ package worker
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"os"
@@ -194,6 +195,9 @@ func array3DPayload(id, format, channels uint32) []byte {
 	return cat(u32(id), []byte{1}, u64(16), u64(4), u64(2), u32(format), u32(channels), u32(0), u32(0))
 }
 
+// fuzzPiece is the name of a piece of content that FuzzFrame's sessions find.
+var fuzzPiece = sha256.Sum256([]byte("piece"))
+
 func seedFrames() [][]byte {
 	activate := frame(wire.OpCtxActivate, 1, u32(0))
 	box := func(total []byte) []byte {
@@ -209,6 +213,8 @@ func seedFrames() [][]byte {
 			launchFrame(7),
 			frame(opCuLibraryUnload, 0, u32(1))),
 		cat(activate, frame(wire.OpBulkOpen, 2), frame(wire.OpBulkDrop, 0, u64(1)), frame(wire.OpCopyInBulk, 0, u64(1<<40), u64(1), u32(0), u32(1), u32(100), u32(0))),
+		cat(activate, frame(wire.OpContentKeep, 0, u64(1<<40), u32(5), u32(0)), frame(wire.OpCopyIn, 0, u64(1<<40), u32(0), u32(0), []byte("piece")),
+			frame(wire.OpContentFind, 2, u32(1), u32(1), fuzzPiece[:], u32(5), u32(0)), frame(wire.OpCopyInStored, 0, u64(1<<40), fuzzPiece[:], u32(0), u32(1), u32(5), u32(0))),
 		cat(activate, frame(opCuStreamCreate, 0, u32(1), u32(1)), frame(wire.OpCopyIn, 0, u64(1<<40), u32(1), u32(0), make([]byte, 100000)),
 			frame(wire.OpCopyOut, 0, u64(1<<40), u64(3<<20), u32(1), u32(1)), frame(wire.OpCopyOut, 5, u64(1<<40), u64(40<<20), u32(0), u32(2)),
 			frame(opCuStreamSynchronize, 6, u32(1)), frame(opCuStreamDestroy_v2, 0, u32(1))),
@@ -244,9 +250,18 @@ func FuzzFrame(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	content, err := store.Open(filepath.Join(f.TempDir(), "content"), store.Bounds{Limit: 64 << 20})
+	if err == nil {
+		err = content.Put([]byte("piece"))
+	}
+	if err != nil {
+		f.Fatal(err)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, acct := fakeSession(t, images, b)
 		defer acct.Close()
+		s.contents.init(content)
+		defer s.contents.stop()
 		done := make(chan error, 1)
 		go func() { done <- s.run() }()
 		select {

@@ -132,8 +132,10 @@ var apiForms = [...]wire.Form{
 	{ID: 0x43341518, Sum: 0x0d2f5ee2}, // cuDeviceCanAccessPeer
 	{ID: 0x44a57770, Sum: 0x2af47d5a}, // cuMemAlloc_v2
 	{ID: 0x4578c7de, Sum: 0xc64fa648}, // cuSurfRefGetArray
+	{ID: 0x473f7b3a, Sum: 0x2c418ba6}, // limit CONTENT_FOUND
 	{ID: 0x491dab69, Sum: 0x271e5819}, // const SPAN_TURN
 	{ID: 0x4925d053, Sum: 0x0e77c119}, // cuStreamWaitEvent
+	{ID: 0x4943d2c5, Sum: 0x7855e327}, // limit CONTENT
 	{ID: 0x499ddac7, Sum: 0x66ebec5f}, // status OK
 	{ID: 0x49ab0469, Sum: 0x91997040}, // cuMemcpy3DAsync_v2
 	{ID: 0x4b0094c4, Sum: 0x7d122def}, // status INTERNAL
@@ -147,6 +149,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x500abe32, Sum: 0x1c1f6410}, // limit COMPRESSED
 	{ID: 0x50b7cffa, Sum: 0x6fcb610c}, // cuTexRefGetAddressMode
 	{ID: 0x515621f2, Sum: 0x728c307b}, // cuModuleGetSurfRef
+	{ID: 0x53126ed0, Sum: 0x189c9ce2}, // limit CONTENT_FIND
 	{ID: 0x5378dd6f, Sum: 0xa3c5b088}, // cuStreamDestroy_v2
 	{ID: 0x5439401c, Sum: 0x718189c1}, // cuGraphAddMemsetNode
 	{ID: 0x54a6e5b7, Sum: 0xceaf66e9}, // cuCtxEnablePeerAccess
@@ -190,6 +193,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x660c9fc6, Sum: 0x6c5d9419}, // cuTensorMapEncodeIm2colWide
 	{ID: 0x6730c160, Sum: 0x2c418ba6}, // const SHM_TAIL
 	{ID: 0x67fd1ab9, Sum: 0x7dd8e768}, // cuGraphHostNodeSetParams
+	{ID: 0x68131e81, Sum: 0x4ac1a8f7}, // copy_in_stored
 	{ID: 0x6833c218, Sum: 0x9b01e899}, // cuGraphRetainUserObject
 	{ID: 0x68abc830, Sum: 0xd3ba169a}, // cuMemPoolSetAccess
 	{ID: 0x68b92fae, Sum: 0xda11a4e1}, // cuIpcGetMemHandle
@@ -372,6 +376,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xd115e4d2, Sum: 0xe1ca723b}, // message WELCOME
 	{ID: 0xd13b58a3, Sum: 0xb319435c}, // hostfn_done
 	{ID: 0xd1e2e51e, Sum: 0x09c76fcf}, // cuStreamUpdateCaptureDependencies
+	{ID: 0xd257ad7f, Sum: 0x12cb86e9}, // content_keep
 	{ID: 0xd27b27d5, Sum: 0xa4579280}, // cuGraphConditionalHandleCreate
 	{ID: 0xd3ac7047, Sum: 0xccb01d6c}, // cuMemsetD2D16Async
 	{ID: 0xd3df64a3, Sum: 0x732ea668}, // cuTexRefDestroy
@@ -461,6 +466,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xfe20d963, Sum: 0x123093c2}, // cuMemGetAccess
 	{ID: 0xfe43f51a, Sum: 0x8540074e}, // status LEASE
 	{ID: 0xfea7e1e5, Sum: 0x788a4915}, // cuLinkDestroy
+	{ID: 0xff67265c, Sum: 0xb097e50b}, // content_find
 	{ID: 0xff7988e4, Sum: 0x9b690279}, // const SPAN_WAIT
 	{ID: 0xffa5035c, Sum: 0xca611ba0}, // cuTexRefGetMipmapLevelBias
 }

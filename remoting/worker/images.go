@@ -153,8 +153,17 @@ func (s *session) tellUnstored(up *store.Upload) {
 	}
 }
 
-// placed is how long the end of a session waits for images that are being published. Its memory on the GPU is free after that only.
+// placed is how long the end of a session waits for images and content that are being stored. Its memory on the GPU is free after that only.
 const placed = 200 * time.Millisecond
+
+// settleStores waits for what is being stored.
+func (s *session) settleStores() {
+	until := time.Now().Add(placed)
+	if s.store != nil {
+		s.store.Settle(placed)
+	}
+	s.contents.settle(time.Until(until))
+}
 
 func (s *session) imageLoad(p []byte) int32 {
 	defer s.placeImage()

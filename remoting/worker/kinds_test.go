@@ -40,6 +40,8 @@ var controlPayloads = map[string][]byte{
 	"TRACE":      cat(u32(1), u32(0)),
 	"HOST_WATCH": cat(u64(hostAt), u64(8)), "HOST_SHARE": cat(u64(hostAt), u64(4096), u64(0)),
 	"BULK_OPEN": nil, "COPY_IN_BULK": cat(u64(1<<40), u64(1), u64(0), u64(1)), "BULK_DROP": u64(1),
+	"CONTENT_FIND": cat(u32(1), u32(0), make([]byte, 32), u32(1), u32(0)), "COPY_IN_STORED": cat(u64(1<<40), make([]byte, 32), u32(0), u32(0), u32(1), u32(0)),
+	"CONTENT_KEEP":   cat(u64(1<<40), u32(1), u32(0)),
 	"COPY_IN_SHARED": cat(u64(1<<40), u64(hostAt), u64(1), u64(0)), "COPY_OUT_SHARED": cat(u64(1<<40), u64(hostAt), u64(1), u64(0)),
 }
 

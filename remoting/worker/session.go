@@ -96,6 +96,7 @@ type session struct {
 	images     images
 	in         inStaging
 	compressed compressed
+	contents   contents
 	arrived    arrivals
 	host       hostMaps
 	ipc        ipc
@@ -233,7 +234,7 @@ func (s *session) frame() (int32, error) {
 		return s.hostFnDone(p), nil
 	case wire.OpTrace:
 		return s.traceFrame(p), nil
-	case wire.OpBulkOpen, wire.OpCopyInBulk, wire.OpBulkDrop:
+	case wire.OpBulkOpen, wire.OpCopyInBulk, wire.OpBulkDrop, wire.OpContentFind, wire.OpContentKeep, wire.OpCopyInStored:
 		return s.bulkOp(p), nil
 	case wire.OpKernelBind:
 		return s.kernelBind(p), nil
@@ -489,9 +490,7 @@ func (s *session) leave(why string, err error) {
 		s.log.Debug("session leaves", "why", why, "error", err)
 		s.ipc.withdrawAll()
 		s.gates.Quit()
-		if s.store != nil {
-			s.store.Settle(placed)
-		}
+		s.settleStores()
 		s.exit(0)
 	})
 }

@@ -28,6 +28,29 @@ type SessionConfig struct {
 	Store   string
 	Bounds  store.Bounds // of the store
 	Sandbox sandbox.Mode
+	// Content is the directory that keeps what copies to the GPU have brought. Unless its bounds have a limit nothing is kept.
+	Content       string
+	ContentBounds store.Bounds
+}
+
+// relist is how old a session's count of the files of content may be.
+const relist = 2 * time.Second
+
+// openContent opens the store of content, nil if there is to be none. Without it programs send everything, so nothing
+// that is wrong with it ends a session.
+func (c *SessionConfig) openContent(log *slog.Logger) *store.Store {
+	if c.ContentBounds.Limit == 0 {
+		return nil
+	}
+	b := c.ContentBounds
+	b.Relist = relist
+	b.Damaged = func(err error) { log.Warn("content sent again", "error", err) }
+	st, err := store.Open(c.Content, b)
+	if err != nil {
+		log.Error("content of copies to the GPU is not stored: programs send it again", "error", err)
+		return nil
+	}
+	return st
 }
 
 // RunSession is the main function of a session process. It returns when there
@@ -69,6 +92,9 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	s.shm = c.pass >= 0
 	s.counts, s.network, s.compressed.counts, s.reason = acct.Counts(), acct.Link(), acct.Compress(), acct.SetReason
 	s.configure(st, c.keepalive)
+	if !s.shm && wire.SessionComputes(s.kind) {
+		s.contents.init(cfg.openContent(log))
+	}
 	if err := s.openGates(st, acct, fds[len(fds)-2*st.Schedules():]); err != nil {
 		return refuse(err)
 	}
@@ -104,7 +130,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		s.linger(fd)
 	}
 	s.placeImage()
-	s.store.Settle(placed)
+	s.settleStores()
 	s.exit(0)
 	return nil
 }
@@ -306,15 +332,24 @@ func busIDs(snap *wire.Snapshot) (ids []string) {
 	return ids
 }
 
-// giveStore has a detached session use the store that came with its START.
+// giveStore has a detached session use the stores that came with its START.
 func (c *SessionConfig) giveStore(st *control.Start, fds []int) error {
 	c.Store = fmt.Sprintf("/proc/self/fd/%d/.", fds[0])
 	c.Bounds = store.Bounds{Limit: st.StoreLimit, Total: st.StoreTotal, KeepFree: st.StoreKeepFree}
-	if st.StoreTotal == 0 {
+	fds = fds[1:]
+	var err error
+	if st.StoreTotal != 0 {
+		if c.Bounds.Shared, err = store.OpenShared(os.NewFile(uintptr(fds[0]), "all images")); err != nil {
+			return err
+		}
+		fds = fds[1:]
+	}
+	c.ContentBounds = store.Bounds{Limit: st.ContentLimit, Total: st.ContentTotal, KeepFree: st.ContentKeepFree}
+	if st.ContentLimit == 0 {
 		return nil
 	}
-	var err error
-	c.Bounds.Shared, err = store.OpenShared(os.NewFile(uintptr(fds[1]), "all images"))
+	c.Content = fmt.Sprintf("/proc/self/fd/%d/.", fds[0])
+	c.ContentBounds.Shared, err = store.OpenShared(os.NewFile(uintptr(fds[1]), "all content"))
 	return err
 }
 

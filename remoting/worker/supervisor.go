@@ -106,6 +106,11 @@ func New(ctx context.Context, log *slog.Logger, cfg Config) (*Supervisor, error)
 	if err := st.Clean(time.Now()); err != nil {
 		return nil, err
 	}
+	if ct := cfg.Session.openContent(log); ct != nil {
+		if err := ct.Clean(time.Now()); err != nil {
+			return nil, err
+		}
+	}
 	s := &Supervisor{log: log, cfg: cfg, leases: make(map[[16]byte]*lease), spawn: make(chan func())}
 	go s.spawner()
 	var why error
@@ -152,6 +157,7 @@ func (s *Supervisor) command(sub string, mode sandbox.Mode) *exec.Cmd {
 	c := control.Command{
 		Exe: s.cfg.Exe, Args: s.cfg.Args, LibCUDA: s.cfg.Session.Driver.LibCUDA, LibNVML: s.cfg.Session.Driver.LibNVML,
 		Store: s.cfg.Session.Store, Limit: s.cfg.Session.Bounds.Limit, KeepFree: s.cfg.Session.Bounds.KeepFree, Sandbox: mode,
+		Content: s.cfg.Session.Content, ContentLimit: s.cfg.Session.ContentBounds.Limit, ContentKeepFree: s.cfg.Session.ContentBounds.KeepFree,
 	}
 	for _, d := range s.cfg.Devices {
 		c.Devices = append(c.Devices, strconv.Itoa(d))

@@ -4,6 +4,7 @@ package e2e
 // operation, with arguments that are plausible for the most part. TestGrammar sends them.
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -544,7 +545,13 @@ var controls = map[string]func(g *grammar) []byte{
 	"BULK_OPEN":     func(*grammar) []byte { return nil },
 	"BULK_DROP":     func(g *grammar) []byte { return u64s(uint64(g.r.IntN(20))) },
 	"COPY_IN_BULK":  nil, // it needs a part that has come
-	"HOSTFN_DONE":   nil, "BEAT": nil, "OBSERVE": nil,
+	"CONTENT_FIND": func(g *grammar) []byte {
+		n := 1 + g.r.IntN(4)
+		return cat(u32s(uint32(n), uint32(g.r.IntN(2))), bytes.Repeat(cat(imageSum(), u32s(uint32(1+g.r.IntN(wire.MaxContent)), 0)), n))
+	},
+	"COPY_IN_STORED": nil, // it needs a piece that was found
+	"CONTENT_KEEP":   func(g *grammar) []byte { return cat(u64s(g.address()), u32s(uint32(1+g.r.IntN(wire.MaxContent)), 0)) },
+	"HOSTFN_DONE":    nil, "BEAT": nil, "OBSERVE": nil,
 }
 
 // launch is of a kernel with good parameters as a rule.
@@ -611,7 +618,7 @@ func (g *grammar) frame() sent {
 		switch f.name {
 		case "COPY_OUT", "COPY_OUT_3D", "EVENT_WATCH":
 			f.wait = g.r.IntN(2) == 0
-		case "THREAD_STREAM", "KERNEL_BIND", "LAUNCH", "COPY_IN", "COPY_IN_COMPRESSED", "COPY_IN_3D", "ARRIVED", "LAUNCH_HOST", "HOST_WRITE", "HOST_MERGE", "HOST_UNMAP", "HOST_WATCH", "IMAGE_CHUNK", "TRACE", "BULK_DROP":
+		case "THREAD_STREAM", "KERNEL_BIND", "LAUNCH", "COPY_IN", "COPY_IN_COMPRESSED", "COPY_IN_3D", "ARRIVED", "LAUNCH_HOST", "HOST_WRITE", "HOST_MERGE", "HOST_UNMAP", "HOST_WATCH", "IMAGE_CHUNK", "TRACE", "BULK_DROP", "CONTENT_KEEP":
 			f.wait = false
 		}
 	} else {

@@ -207,7 +207,7 @@ func newGrammarRig(t *testing.T) *grammarRig {
 		}
 	}
 	g.layouts = readLayouts(t, g.rows)
-	g.w = startWorker(t, workerOptions{devices: 2, gpuMem: "4G", mem: "512M", keepalive: 5 * time.Second, args: []string{"--turns", "best-effort"},
+	g.w = startWorker(t, workerOptions{devices: 2, gpuMem: "4G", mem: "512M", keepalive: 5 * time.Second, args: []string{"--turns", "best-effort", "--content", filepath.Join(t.TempDir(), "content"), "--content-limit", "64M", "--content-keep-free", "0"},
 		env: []string{"SLUICE_SIM_STRICT=1", "SLUICE_SIM_CTX_MEM=4M"}})
 	return g
 }

@@ -49,6 +49,7 @@ func (p *parser) finish() {
 	p.paths()
 	p.addresses()
 	p.ranges()
+	p.content()
 	p.slurm()
 	p.readPools()
 	p.readPartitions()
@@ -62,7 +63,7 @@ func (p *parser) paths() {
 		empty     bool
 	}{
 		{"state_dir", c.StateDir, false}, {"run_dir", c.RunDir, false}, {"audit.file", c.Audit.File, false},
-		{"munge.socket", c.Munge.Socket, true}, {"owner.store", c.Owner.Store, true}, {"worker.exe", c.Worker.Exe, true},
+		{"munge.socket", c.Munge.Socket, true}, {"owner.store", c.Owner.Store, true}, {"owner.content", c.Owner.Content, true}, {"worker.exe", c.Worker.Exe, true},
 		{"slurm.bin", c.Slurm.Bin, true}, {"slurm.conf", c.Slurm.Conf, true}, {"slurm.lib", c.Slurm.Lib, false}, {"slurm.spool", c.Slurm.Spool, true},
 		{"containers.hook", c.Containers.Hook, false}, {"containers.lib", c.Containers.Lib, false}, {"containers.cdi_dir", c.Containers.CDIDir, false},
 		{"tls.ca", c.TLS.CA, c.Auth != "tls"}, {"tls.cert", c.TLS.Cert, c.Auth != "tls"}, {"tls.key", c.TLS.Key, c.Auth != "tls"},
@@ -121,6 +122,26 @@ func (p *parser) addresses() {
 	}
 }
 
+// size refuses a size that is not between two others.
+func (p *parser) size(key string, v, lo, hi Size) {
+	if v < lo || v > hi {
+		p.fail(key, "%v is not between %v and %v", v, lo, hi)
+	}
+}
+
+// content checks where content of copies is kept, and how much of it.
+func (p *parser) content() {
+	c := &p.cfg
+	if c.Owner.ContentLimit != 0 {
+		p.size("owner.content_limit", c.Owner.ContentLimit, 64<<20, 1<<50)
+	}
+	p.size("owner.content_total", c.Owner.ContentTotal, 64<<20, 1<<50)
+	p.size("owner.content_keep_free", c.Owner.ContentKeepFree, 0, 1<<50)
+	if c.ContentDir() == c.StoreDir() {
+		p.fail("owner.content", "is the same as owner.store; content would take the place of module images")
+	}
+}
+
 func (p *parser) ranges() {
 	c := &p.cfg
 	times := func(key string, v, lo, hi time.Duration) {
@@ -165,11 +186,7 @@ func (p *parser) ranges() {
 	count("audit.keep", c.Audit.Keep, 0, 1000)
 	count("munge.uid", c.Munge.UID, 0, 1<<31-1)
 	count("users.uid_min", c.Users.UIDMin, 1, 1<<31-1)
-	size := func(key string, v, lo, hi Size) {
-		if v < lo || v > hi {
-			p.fail(key, "%v is not between %v and %v", v, lo, hi)
-		}
-	}
+	size := p.size
 	size("audit.max_size", c.Audit.MaxSize, 64<<10, 1<<40)
 	size("owner.keep_mem", c.Owner.KeepMem, 0, 1<<40)
 	size("owner.store_limit", c.Owner.StoreLimit, 256<<20, 1<<50)

@@ -108,6 +108,11 @@ type Owner struct {
 	StoreTotal Size          `key:"store_total"` // bytes of all users
 
 	StoreKeepFree Size `key:"store_keep_free"` // bytes of the file system that images leave free
+
+	Content         string `key:"content"`
+	ContentLimit    Size   `key:"content_limit"`     // bytes of each user; 0: nothing is kept
+	ContentTotal    Size   `key:"content_total"`     // bytes of all users
+	ContentKeepFree Size   `key:"content_keep_free"` // bytes of the file system that content leaves free
 }
 
 // Lease holds the times and limits of leases.
@@ -217,7 +222,8 @@ func Default() Config {
 		Listen:   Listen{Control: ":7071", Data: ":7072", Metrics: "127.0.0.1:7073", MetricsNames: true, Page: "off"},
 		Users:    Users{Run: true, UIDMin: 1000},
 		Owner: Owner{Enabled: "auto", KeepMem: 512 << 20, LibNVML: "libnvidia-ml.so.1", LibCUDA: "libcuda.so.1",
-			Poll: 5 * time.Second, Warm: 1, StoreLimit: 20 << 30, StoreTotal: 100 << 30, StoreKeepFree: 2 << 30},
+			Poll: 5 * time.Second, Warm: 1, StoreLimit: 20 << 30, StoreTotal: 100 << 30, StoreKeepFree: 2 << 30,
+			ContentTotal: 200 << 30, ContentKeepFree: 20 << 30},
 		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 4 * time.Minute,
 			Tombstone: time.Hour, MaxPerGPU: 64, Idle: Idle{Action: "note"}},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Grace: 5 * time.Minute, Compress: true, Bulk: 8, Keepalive: 10 * time.Second},
@@ -246,6 +252,14 @@ func (c *Config) StoreDir() string {
 		return c.Owner.Store
 	}
 	return filepath.Join(c.StateDir, "store")
+}
+
+// ContentDir keeps what programs have copied to GPUs.
+func (c *Config) ContentDir() string {
+	if c.Owner.Content != "" {
+		return c.Owner.Content
+	}
+	return filepath.Join(c.StateDir, "content")
 }
 
 // DataAddr is the data address that the owner offers: HOST:PORT, the host empty

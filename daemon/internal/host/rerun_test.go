@@ -41,8 +41,11 @@ func TestSponsoredAndOwn(t *testing.T) {
 	w := newTown(t, []string{"a", "b"}, "ctl", "n1")
 	// The node's first look at its owners is over, or it finds the lease before it is cut off.
 	w.wait("n1 has met its owners", func() bool {
-		h := w.hosts["n1"]
-		return !slices.ContainsFunc(h.owners(), h.meets)
+		return !slices.ContainsFunc(w.hosts["n1"].owners(), func(p *peer) bool {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return !p.known
+		})
 	})
 	// The sponsored one is where the node cannot look.
 	w.sever("ctl", "b", true)

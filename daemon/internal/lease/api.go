@@ -145,7 +145,7 @@ type Counts struct {
 	Throttle time.Duration `json:"throttle"`
 	Cuts     uint64        `json:"cuts"`     // of the connection to the client that are over
 	CutTime  time.Duration `json:"cut_time"` // without the client
-	Saved    uint64        `json:"saved"`    // bytes less from the client, because it compressed what it copied to the GPU
+	Saved    uint64        `json:"saved"`    // bytes less from the client, because it compressed what it copied to the GPU, or the owner had that stored
 }
 
 // Report is what one owner knows of a lease and of what was done with it.

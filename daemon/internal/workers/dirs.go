@@ -18,16 +18,22 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
-// sessionFiles opens the files that START passes to a session, in its order: the directory of the user's images, the file that counts
-// all images and, for a session with a /dev of its own, the directory for /dev/shm. The caller closes them, also after an error.
+// sessionFiles opens the files that START passes to a session, in its order: the directory of the user's images and the file that counts
+// all images, the same for content if it is stored, and, for a session with a /dev of its own, the directory for /dev/shm. The caller closes them, also after an error.
 func (p *Pool) sessionFiles(s *session, st *control.Start) (files []*os.File, err error) {
 	open := func(f *os.File, e error) {
 		if err = errors.Join(err, e); e == nil {
 			files = append(files, f)
 		}
 	}
-	open(p.userStore(st.Bind.UID, st.Bind.GID))
-	open(store.CreateShared(p.storeCount()))
+	all := []userStores{p.images()}
+	if st.ContentLimit > 0 {
+		all = append(all, p.content())
+	}
+	for _, u := range all {
+		open(u.open(st.Bind.UID, st.Bind.GID))
+		open(store.CreateShared(u.count))
+	}
 	if p.cfg.ConfineDev {
 		open(p.sharedDir(s.Lease, st.Bind.UID, st.Bind.GID))
 		st.SharedDir = true

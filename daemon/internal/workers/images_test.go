@@ -117,6 +117,7 @@ func TestUploads(t *testing.T) {
 func TestUserStore(t *testing.T) {
 	dir := setup(t)
 	p := newPool(t, dir, nil)
+	images := p.images()
 	owner := func(path string) uint32 {
 		t.Helper()
 		var st unix.Stat_t
@@ -126,7 +127,7 @@ func TestUserStore(t *testing.T) {
 		return st.Uid
 	}
 	for range 2 {
-		f, err := p.userStore(testUID, testUID)
+		f, err := images.open(testUID, testUID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,7 +146,7 @@ func TestUserStore(t *testing.T) {
 			t.Fatal(err)
 		}
 		uid, _ := strconv.ParseUint(name, 10, 32)
-		if f, err := p.userStore(uint32(uid), uint32(uid)); err == nil || !strings.Contains(err.Error(), "belongs to user") || owner(at) != uint32(of) {
+		if f, err := images.open(uint32(uid), uint32(uid)); err == nil || !strings.Contains(err.Error(), "belongs to user") || owner(at) != uint32(of) {
 			f.Close()
 			t.Errorf("%s: %v; it belongs to %d", name, err, owner(at))
 		}
@@ -154,7 +155,33 @@ func TestUserStore(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(p.cfg.Store, "4244"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := p.userStore(4244, 4244); err != nil || owner(f.Name()) != 4244 {
+	if f, err := images.open(4244, 4244); err != nil || owner(f.Name()) != 4244 {
 		t.Error(err)
+	}
+}
+
+// A session has its user's content, where the site keeps any.
+func TestUserContent(t *testing.T) {
+	dir := setup(t)
+	for id, limit := range map[string]int64{"d": 0, "e": 64 << 20} {
+		t.Run(strconv.FormatInt(limit, 10), func(t *testing.T) {
+			content := filepath.Join(dir, "content")
+			p := newPool(t, dir, func(c *Config) { c.Content, c.ContentLimit, c.ContentTotal = content, limit, 1<<30 })
+			c, w := pair(t)
+			if _, err := p.Start(t.Context(), testLease(id, 0), request(id), w, gpus(0)); err != nil {
+				t.Fatal(err)
+			}
+			w.Close()
+			if err := c.hello(); err != nil {
+				t.Fatal(err)
+			}
+			find := make([]byte, wire.ContentFindSize+wire.ContentPieceSize)
+			find[0], find[wire.ContentFindSize+32] = 1, 1 // one piece of one byte
+			err := c.ask(wire.OpContentFind, find)
+			st, _ := os.Stat(filepath.Join(content, strconv.Itoa(testUID)))
+			if has := st != nil && st.Mode().Perm() == 0o700; has != (limit > 0) || (err == nil) != (limit > 0) {
+				t.Errorf("%v; a directory: %v", err, has)
+			}
+		})
 	}
 }

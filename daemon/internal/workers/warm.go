@@ -135,7 +135,9 @@ func (p *Pool) sandboxOf(gpus []lease.GPU) sandbox.Mode {
 func (p *Pool) command(uuids []string, confine string, mode sandbox.Mode) *control.Command {
 	c := p.cfg
 	return &control.Command{
-		Exe: c.Exe, Args: c.Args, LibCUDA: c.LibCUDA, LibNVML: c.LibNVML, Store: c.Store, Limit: c.StoreLimit, KeepFree: c.StoreKeepFree, Devices: uuids, Confine: confine, Sandbox: mode, Accounts: c.Dir, Shared: c.Shared,
+		Exe: c.Exe, Args: c.Args, LibCUDA: c.LibCUDA, LibNVML: c.LibNVML, Store: c.Store, Limit: c.StoreLimit, KeepFree: c.StoreKeepFree,
+		Content: c.Content, ContentLimit: c.ContentLimit, ContentKeepFree: c.ContentKeepFree,
+		Devices: uuids, Confine: confine, Sandbox: mode, Accounts: c.Dir, Shared: c.Shared,
 	}
 }
 

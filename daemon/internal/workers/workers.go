@@ -60,6 +60,9 @@ type Config struct {
 	// Limits of the images in bytes: those of each user, those of all users (0 for none), and the
 	// free space that must remain.
 	StoreLimit, StoreTotal, StoreKeepFree int64
+	// The same for what programs have copied to GPUs, see package store. Without a limit of each user nothing is kept.
+	Content                                     string
+	ContentLimit, ContentTotal, ContentKeepFree int64
 
 	Warm       int // processes kept ready for each GPU
 	Keepalive  time.Duration
@@ -88,25 +91,25 @@ type Pool struct {
 	cfg Config
 	cg  *cgroups
 
-	mu        sync.Mutex
-	facts     map[string]*control.Facts // by GPU
-	sandbox   map[string]sandbox.Mode   // by GPU; set together with the GPU's facts
-	kept      []string                  // GPUs whose facts an earlier daemon kept; see Recheck
-	leases    map[string]*leased
-	warm      map[string][]*worker // by GPU; workers that were started ahead
-	fails     map[string]int       // by GPU; consecutive workers that ended before they had a client
-	soon      map[string]bool      // by GPU; a fill is due, see later
-	filling   sync.WaitGroup       // processes that are being started ahead
-	closed    bool
-	onEnd     func(lease.Session, string)
-	missed    []ended                    // sessions that ended before onEnd was set
-	schedules map[string]*turns.Schedule // by GPU
-	tenancies map[string]*tenancy        // by lease
-	overdue   map[overrunKey]overdueWork // work that stays on a GPU while others wait
-	stopStore func()
-	stopRoom  func()
-	overran   []Overrun // sessions that ended themselves, to be returned by overruns
-	sampled   time.Time // when AddBusy was called last
+	mu         sync.Mutex
+	facts      map[string]*control.Facts // by GPU
+	sandbox    map[string]sandbox.Mode   // by GPU; set together with the GPU's facts
+	kept       []string                  // GPUs whose facts an earlier daemon kept; see Recheck
+	leases     map[string]*leased
+	warm       map[string][]*worker // by GPU; workers that were started ahead
+	fails      map[string]int       // by GPU; consecutive workers that ended before they had a client
+	soon       map[string]bool      // by GPU; a fill is due, see later
+	filling    sync.WaitGroup       // processes that are being started ahead
+	closed     bool
+	onEnd      func(lease.Session, string)
+	missed     []ended                    // sessions that ended before onEnd was set
+	schedules  map[string]*turns.Schedule // by GPU
+	tenancies  map[string]*tenancy        // by lease
+	overdue    map[overrunKey]overdueWork // work that stays on a GPU while others wait
+	stopStores func()
+	stopRoom   func()
+	overran    []Overrun // sessions that ended themselves, to be returned by overruns
+	sampled    time.Time // when AddBusy was called last
 
 	sharing Sharing
 	idle    map[string]bool // leases that lend because they have no work
@@ -199,6 +202,11 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	if err := os.MkdirAll(cfg.Store, 0o700); err != nil {
 		return nil, fmt.Errorf("owner.store: %w", err)
 	}
+	if cfg.ContentLimit > 0 {
+		if err := os.MkdirAll(cfg.Content, 0o700); err != nil {
+			return nil, fmt.Errorf("owner.content: %w", err)
+		}
+	}
 	cg, err := newCgroups(log, cfg)
 	if err != nil {
 		return nil, err
@@ -220,7 +228,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	p.endLostParts()
 	// Sweep again for the groups of workers that had not ended yet, and for groups that were too recent.
 	time.AfterFunc(2*time.Minute, cg.sweep)
-	if err := p.keepStore(); err != nil {
+	if err := p.keepStores(); err != nil {
 		return nil, err
 	}
 	p.keepRoom()
@@ -289,6 +297,7 @@ func (p *Pool) startMessage(ctx context.Context, l lease.Lease, gpus []lease.GPU
 	uid, gid := p.cfg.as(&l.Request)
 	st := &control.Start{
 		Lease: l.ID, Detached: true, StoreLimit: p.cfg.StoreLimit, StoreTotal: p.cfg.StoreTotal, StoreKeepFree: p.cfg.StoreKeepFree,
+		ContentLimit: p.cfg.ContentLimit, ContentTotal: p.cfg.ContentTotal, ContentKeepFree: p.cfg.ContentKeepFree,
 		Bind: &control.Bind{UID: uid, GID: gid, Seccomp: p.cfg.Seccomp},
 	}
 	for i, g := range gpus {
@@ -618,7 +627,7 @@ func (p *Pool) Close() {
 	}
 	p.closeSchedules()
 	p.mu.Unlock()
-	p.stopStore()
+	p.stopStores()
 	p.stopRoom()
 	for _, w := range all {
 		p.discard(w)

@@ -213,12 +213,17 @@ func (c *client) helloAs(kind uint32) error {
 
 // activate makes the context of a device, or makes sure that it is there.
 func (c *client) activate(dev uint32) error {
+	return c.ask(wire.OpCtxActivate, binary.LittleEndian.AppendUint32(nil, dev))
+}
+
+// ask sends a call and waits for its reply.
+func (c *client) ask(op uint16, payload []byte) error {
 	c.call++
-	h := wire.Request{Size: 4, Op: wire.OpCtxActivate, Flags: wire.FlagWait, Call: c.call}
+	h := wire.Request{Size: uint32(len(payload)), Op: op, Flags: wire.FlagWait, Call: c.call}
 	var b [wire.RequestSize]byte
 	h.Encode(&b)
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-	if _, err := c.Write(binary.LittleEndian.AppendUint32(b[:], dev)); err != nil {
+	if _, err := c.Write(append(b[:], payload...)); err != nil {
 		return err
 	}
 	for {

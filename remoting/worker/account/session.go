@@ -27,7 +27,7 @@ type Counts struct {
 	Throttle uint64 // ns
 }
 
-// Compress counts copies to the device that the client has compressed. It lies in the slot.
+// Compress counts copies to the device that the client has compressed, or that came from the store of content. It lies in the slot.
 type Compress struct {
 	Bytes uint64 // that were compressed
 	Sent  uint64 // what they were compressed to

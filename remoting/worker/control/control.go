@@ -149,6 +149,11 @@ type Start struct {
 	// that counts them comes behind the directory.
 	StoreTotal    int64 `json:",omitempty"`
 	StoreKeepFree int64 `json:",omitempty"` // bytes that images leave free
+	// ContentLimit bounds the directory of content, ContentTotal all such directories, in bytes. Unless ContentLimit is 0 the directory, and the file
+	// that counts all of them, come behind those of the images. ContentKeepFree is what they leave free.
+	ContentLimit    int64 `json:",omitempty"`
+	ContentTotal    int64 `json:",omitempty"`
+	ContentKeepFree int64 `json:",omitempty"`
 	// Part says that the session is of a part of the lease. The part's file comes behind the account.
 	Part bool `json:",omitempty"`
 	// SharedDir says that the lease's directory for /dev/shm comes next.
@@ -228,8 +233,11 @@ type Command struct {
 	Store   string
 	// Limit bounds the store, and KeepFree is the space that it leaves free, in bytes.
 	Limit, KeepFree int64
-	Devices         []string // numbers in PCI order, or UUIDs
-	Confine         string   // device files a session may see, comma between, or PlainDevices; NoDevices leaves /dev alone, "" confines nothing
+	// Content is the directory of content, and ContentLimit and ContentKeepFree are its bounds in bytes; without a limit there is none.
+	Content                       string
+	ContentLimit, ContentKeepFree int64
+	Devices                       []string // numbers in PCI order, or UUIDs
+	Confine                       string   // device files a session may see, comma between, or PlainDevices; NoDevices leaves /dev alone, "" confines nothing
 	// Sandbox is the sandbox of the session, or of the probe. Accounts is the directory of the accounts that sessions
 	// are given, "" if those have no names.
 	Sandbox  sandbox.Mode
@@ -242,6 +250,9 @@ func (c *Command) Cmd(sub string) *exec.Cmd {
 	args := append(append([]string(nil), c.Args...), sub,
 		"--libcuda", c.LibCUDA, "--libnvml", c.LibNVML, "--store", c.Store,
 		"--store-limit", strconv.FormatInt(c.Limit, 10), "--store-keep-free", strconv.FormatInt(c.KeepFree, 10), "--devices", strconv.Itoa(len(c.Devices)))
+	if c.ContentLimit > 0 {
+		args = append(args, "--content", c.Content, "--content-limit", strconv.FormatInt(c.ContentLimit, 10), "--content-keep-free", strconv.FormatInt(c.ContentKeepFree, 10))
+	}
 	confine := c.Confine
 	if sub == "probe" {
 		confine = ""
@@ -446,6 +457,9 @@ func Receive() (*Start, []int, error) {
 		want++
 		if st.StoreTotal > 0 {
 			want++
+		}
+		if st.ContentLimit > 0 {
+			want += 2
 		}
 	}
 	if d := len(st.Snapshot.Devices); d == 0 || len(st.Overhead) != d || len(st.Idle) != d || len(fds) != want || len(st.Turns) > d {

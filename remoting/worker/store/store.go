@@ -53,6 +53,10 @@ type Bounds struct {
 	KeepFree int64   // space of the file system that images leave free
 	Shared   *Shared // nil where there is one directory only
 
+	// Relist is how old a process's count of the files in the directory may be when it adds another one, as a directory of thousands of
+	// files takes milliseconds to read. Within that time several processes may exceed Limit. 0: it reads the directory each time.
+	Relist time.Duration
+
 	Damaged func(error) // is called for each damaged file; may be nil
 }
 
@@ -63,6 +67,10 @@ type Store struct {
 	open tally         // uploads into the directory
 	boot func() string // names this boot of the machine, "" if nobody says
 	late late
+
+	creating sync.Mutex // guards what follows, and the begin of an upload
+	listed   time.Time  // when the directory was read
+	has      int64      // bytes in it, by that and what was added since
 }
 
 // tallyName is the file whose locks count the uploads into a directory.
@@ -195,14 +203,43 @@ func (m *Image) Close() error {
 // removed, and not found.
 func (s *Store) Get(sum Sum, size uint64) (*Image, error) {
 	s.late.wait(sum)
-	fd, err := unix.Open(s.path(sum), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.ENOENT) {
-		return nil, ErrNotFound
-	}
+	fd, err := s.openFile(sum)
 	if err != nil {
-		return nil, fmt.Errorf("store: open %s: %w", sum, err)
+		return nil, err
 	}
 	defer unix.Close(fd)
+	return s.mapChecked(fd, sum, size)
+}
+
+// Hold opens an image as Get does, for one who reads its file. It stays readable whatever becomes of the store.
+func (s *Store) Hold(sum Sum, size uint64) (*os.File, error) {
+	s.late.wait(sum)
+	fd, err := s.openFile(sum)
+	if err != nil {
+		return nil, err
+	}
+	m, err := s.mapChecked(fd, sum, size)
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	_ = m.Close()
+	return os.NewFile(uintptr(fd), s.path(sum)), nil
+}
+
+func (s *Store) openFile(sum Sum) (int, error) {
+	fd, err := unix.Open(s.path(sum), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return -1, ErrNotFound
+	}
+	if err != nil {
+		return -1, fmt.Errorf("store: open %s: %w", sum, err)
+	}
+	return fd, nil
+}
+
+// mapChecked maps an image's open file, and hashes it unless that has been done since it was changed.
+func (s *Store) mapChecked(fd int, sum Sum, size uint64) (*Image, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("store: stat %s: %w", sum, err)
@@ -262,6 +299,17 @@ func size(all []file) (sum int64) {
 		sum += f.size
 	}
 	return sum
+}
+
+// within has the directory take no more than room bytes, and says what it takes. creating is held.
+func (s *Store) within(room int64) (int64, error) {
+	if s.has <= room && time.Since(s.listed) < s.Relist {
+		return s.has, nil
+	}
+	var err error
+	s.has, err = s.evict(room)
+	s.listed = time.Now()
+	return s.has, err
 }
 
 // evict removes the images used longest ago until the directory takes no more than room

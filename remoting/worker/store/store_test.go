@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -315,4 +316,68 @@ func (s *Store) reboot() error {
 	old := s.boot()
 	s.boot = func() string { return old + "+" }
 	return nil
+}
+
+// What is in memory is stored once, by several goroutines, within the bounds; and is held whatever becomes of its file.
+func TestPut(t *testing.T) {
+	for _, relist := range []time.Duration{0, time.Hour} {
+		dir := filepath.Join(t.TempDir(), "content")
+		s, err := Open(dir, Bounds{Limit: 10 << 10, Relist: relist})
+		if err != nil {
+			t.Fatal(err)
+		}
+		piece := func(i int) []byte { return bytes.Repeat([]byte{byte(i)}, 1<<10) }
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() {
+				for i := range 20 {
+					if err := s.Put(piece(i % 5)); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if n := files(t, dir); n != 5 {
+			t.Errorf("%d files of 5 pieces", n)
+		}
+		f, err := s.Hold(Sum(sha256.Sum256(piece(3))), 1<<10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 20 { // make room for each other
+			if err := s.Put(piece(100 + i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := files(t, dir); n > 10 || n < 9 {
+			t.Errorf("%d files where 10 have room", n)
+		}
+		if err := s.Put(make([]byte, 11<<10)); !errors.Is(err, ErrNoRoom) {
+			t.Errorf("a piece larger than the store: %v", err)
+		}
+		if _, err := s.Hold(Sum(sha256.Sum256(piece(3))), 1<<10); !errors.Is(err, ErrNotFound) {
+			t.Errorf("a piece that gave way: %v", err)
+		}
+		b := make([]byte, 1<<10)
+		if _, err := f.ReadAt(b, 0); err != nil || !bytes.Equal(b, piece(3)) {
+			t.Errorf("a piece that is held: %v", err)
+		}
+		f.Close()
+	}
+}
+
+// files counts the images in a directory.
+func files(t *testing.T, dir string) (n int) {
+	t.Helper()
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		if isImage(e.Name()) {
+			n++
+		}
+	}
+	return n
 }

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	"golang.org/x/sys/unix"
 
@@ -53,6 +54,8 @@ func (s *Store) Begin(sum Sum, total uint64) (*Upload, error) {
 // create begins the file, if its image has room.
 func (u *Upload) create() error {
 	s, n := u.s, int64(u.total)
+	s.creating.Lock()
+	defer s.creating.Unlock()
 	if s.open.f == nil {
 		f, err := os.OpenFile(filepath.Join(s.dir, tallyName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 		if err != nil {
@@ -72,7 +75,7 @@ func (u *Upload) create() error {
 		return err
 	}
 	room := s.Limit - under - s.open.bytes()
-	has, err := s.evict(room)
+	has, err := s.within(room)
 	if err != nil {
 		return err
 	}
@@ -97,6 +100,7 @@ func (u *Upload) create() error {
 	if err := unix.Fallocate(int(u.f.Fd()), 0, 0, n); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		return &fs.PathError{Op: "reserve space for", Path: u.f.Name(), Err: err}
 	}
+	s.has += n
 	return s.leaves(0, 0)
 }
 
@@ -239,6 +243,36 @@ func (u *Upload) Commit() (*Image, error) {
 		m.up = u
 	}
 	return m, nil
+}
+
+// Put stores an image that is in memory, unless the store has it.
+func (s *Store) Put(b []byte) error {
+	sum := sumBeside(b)
+	if f, err := s.Hold(sum, uint64(len(b))); err == nil {
+		return f.Close()
+	}
+	u := &Upload{s: s, sum: sum, total: uint64(len(b))}
+	defer u.release()
+	if err := u.create(); err != nil {
+		return err
+	}
+	if _, err := u.f.WriteAt(b, 0); err != nil {
+		return err
+	}
+	return u.publish()
+}
+
+// sumBeside hashes bytes and gives way to other goroutines often: the hash of a piece is not preempted, and on few processors a session's
+// executor would wait for it.
+func sumBeside(b []byte) (sum Sum) {
+	const step = 128 << 10
+	h := sha256.New()
+	for ; len(b) > 0; b = b[min(step, len(b)):] {
+		h.Write(b[:min(step, len(b))])
+		runtime.Gosched()
+	}
+	h.Sum(sum[:0])
+	return sum
 }
 
 // Publish gives the image its name in the store, unless Commit has done so. Afterwards Unstored says whether that worked. Publish may

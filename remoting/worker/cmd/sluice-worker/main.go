@@ -23,7 +23,6 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
-	"github.com/sluice-hpc/sluice/remoting/worker/store"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -36,7 +35,8 @@ func main() {
 
 func root() *cobra.Command {
 	var cfg worker.Config
-	var mem, level, limit, keepFree, format string
+	var mem, level, format string
+	var sizes storeSizes
 	var share shareFlags
 	cmd := &cobra.Command{
 		Use:           "sluice-worker --listen tcp:HOST:PORT|unix:PATH",
@@ -55,7 +55,7 @@ func root() *cobra.Command {
 				return fmt.Errorf("--mem: %w", err)
 			}
 			cfg.Mem = uint64(size)
-			if cfg.Session.Bounds, err = bounds(limit, keepFree); err != nil {
+			if err = sizes.parse(&cfg.Session); err != nil {
 				return err
 			}
 			if cfg.Turns, err = share.turns(); err != nil {
@@ -70,7 +70,7 @@ func root() *cobra.Command {
 	offerFlags(cmd.Flags(), &cfg, &mem)
 	share.add(cmd.Flags())
 	p := cmd.PersistentFlags()
-	sessionFlags(p, &cfg.Session, &limit, &keepFree)
+	sessionFlags(p, &cfg.Session, &sizes)
 	p.StringVar(&format, "log-format", "text", "text or json")
 	p.StringVar(&level, "log", "info", "least level to log: error, warn, info, debug")
 	var devices int
@@ -78,8 +78,7 @@ func root() *cobra.Command {
 	session := &cobra.Command{
 		Use: "session", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			var err error
-			if cfg.Session.Bounds, err = bounds(limit, keepFree); err != nil {
+			if err := sizes.parse(&cfg.Session); err != nil {
 				return err
 			}
 			log := logger(os.NewFile(control.LogFD, "log"), level, format)
@@ -128,34 +127,46 @@ func (s *shareFlags) add(f *pflag.FlagSet) {
 	f.DurationVar(&s.quantum, "quantum", 0, "with --turns: length of a turn; 0 for the default")
 }
 
+// storeSizes are the bounds of the stores, as they are given.
+type storeSizes struct{ limit, keepFree, contentLimit, contentKeepFree string }
+
 // sessionFlags are those of a session, which its own process is given, too.
-func sessionFlags(p *pflag.FlagSet, s *worker.SessionConfig, limit, keepFree *string) {
-	p.StringVar(&s.Store, "store", defaultStore(), "directory that keeps module images")
-	p.StringVar(limit, "store-limit", "20G", "most bytes that it may hold")
-	p.StringVar(keepFree, "store-keep-free", "2G", "space of its file system that it leaves free")
+func sessionFlags(p *pflag.FlagSet, s *worker.SessionConfig, sizes *storeSizes) {
+	p.StringVar(&s.Store, "store", defaultStore("images"), "directory that keeps module images")
+	p.StringVar(&sizes.limit, "store-limit", "20G", "most bytes that it may hold")
+	p.StringVar(&sizes.keepFree, "store-keep-free", "2G", "space of its file system that it leaves free")
+	p.StringVar(&s.Content, "content", defaultStore("content"), "directory that keeps what programs have copied to the GPU over slow links, so that they need not send it again")
+	p.StringVar(&sizes.contentLimit, "content-limit", "0", "most bytes that it may hold; 0 keeps nothing")
+	p.StringVar(&sizes.contentKeepFree, "content-keep-free", "10G", "space of its file system that it leaves free")
 	p.StringVar(&s.Driver.LibCUDA, "libcuda", "libcuda.so.1", "the CUDA driver's library")
 	p.StringVar(&s.Driver.LibNVML, "libnvml", "libnvidia-ml.so.1", "the NVML library")
 	p.StringVar((*string)(&s.Sandbox), "sandbox", string(sandbox.Off), "have sessions compute and nothing else: off, auto, on, or log, which logs the system calls that would be refused")
 }
 
-// bounds are the store's.
-func bounds(limit, keepFree string) (b store.Bounds, err error) {
+// parse sets a session's bounds.
+func (z *storeSizes) parse(s *worker.SessionConfig) error {
 	for _, f := range []struct {
 		name, text string
 		to         *int64
-	}{{"store-limit", limit, &b.Limit}, {"store-keep-free", keepFree, &b.KeepFree}} {
+	}{
+		{"store-limit", z.limit, &s.Bounds.Limit}, {"store-keep-free", z.keepFree, &s.Bounds.KeepFree},
+		{"content-limit", z.contentLimit, &s.ContentBounds.Limit}, {"content-keep-free", z.contentKeepFree, &s.ContentBounds.KeepFree},
+	} {
 		n, err := form.ParseBytes(f.text)
 		if err != nil {
-			return b, fmt.Errorf("--%s: %w", f.name, err)
+			return fmt.Errorf("--%s: %w", f.name, err)
 		}
 		*f.to = int64(n)
 	}
-	return b, nil
+	return nil
 }
 
 // become confines this process, and restarts it as the same command without that step.
 func become(log *slog.Logger, c worker.Confinement, s worker.SessionConfig) error {
 	c.Log, c.Sandbox, c.Driver, c.Store = log, s.Sandbox, s.Driver, s.Store
+	if s.ContentBounds.Limit > 0 {
+		c.Content = s.Content
+	}
 	return worker.Confine(c, withoutFlag(os.Args, "--confine"))
 }
 
@@ -232,9 +243,10 @@ func logger(w io.Writer, level, format string) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
-func defaultStore() string {
+// defaultStore is where a store is unless a flag says so.
+func defaultStore(of string) string {
 	if d, err := os.UserCacheDir(); err == nil {
-		return filepath.Join(d, "sluice", "images")
+		return filepath.Join(d, "sluice", of)
 	}
-	return filepath.Join(os.TempDir(), fmt.Sprintf("sluice-images-%d", os.Getuid()))
+	return filepath.Join(os.TempDir(), fmt.Sprintf("sluice-%s-%d", of, os.Getuid()))
 }
