@@ -28,7 +28,8 @@ static unsigned held;			/* found and not copied */
 static struct { uint16_t op; uint64_t dst; uint32_t size, last; } sent[4096];
 static unsigned nsent;
 
-bool sl_ended(void) { return false; }
+static bool ended;
+bool sl_ended(void) { return __atomic_load_n(&ended, __ATOMIC_ACQUIRE); }
 int sl_processors(void) { return processors; }
 bool sl_link_matters(int fd) { (void)fd; return !same; }
 bool sl_forms_lack(const uint8_t *lacks, uint16_t op) { (void)lacks; return lacking && op == CTL_COPY_IN_STORED; }
@@ -136,9 +137,29 @@ CUresult sl_oneway_copy(const struct sl_copy_in *c, uint16_t op, const sl_buf *h
 static uint8_t *source;
 static const size_t most = 160 * PIECE;
 
+/* Ends the session, and waits for its threads. */
+static void stop(void)
+{
+	struct sl_content *k = peer.content;
+	unsigned threads = 1;
+
+	if (!k)
+		return;
+	__atomic_store_n(&ended, true, __ATOMIC_RELEASE);
+	while (threads) {
+		pthread_mutex_lock(&k->lock);
+		wake(&k->work, k->work_waits);
+		threads = k->threads;
+		pthread_mutex_unlock(&k->lock);
+	}
+	__atomic_store_n(&ended, false, __ATOMIC_RELEASE);
+	sl_content_free(k);
+	peer.content = NULL;
+}
+
 static void start(const char *env)
 {
-	sl_content_free(peer.content);
+	stop();
 	config = env;
 	peer.content = sl_content_new(&peer);
 	nhas = questions = asked = nsent = 0;
@@ -333,7 +354,7 @@ int main(void)
 	no_threads = true;
 	processors = 1;
 	stored_content();
-	sl_content_free(peer.content);
+	stop();
 	printf("test_content: ok\n");
 	return 0;
 }
