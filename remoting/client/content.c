@@ -306,11 +306,17 @@ static void probe(struct sl_content_way *w, size_t i, uint64_t link)
 static void question(struct sl_content_way *w, size_t i)
 {
 	struct sl_content *k = w->k;
-	unsigned n = collect(w, i);
 	sl_reply r = { 0 };
 	CUresult err;
+	unsigned n;
 	sl_buf b;
 
+	if (i != w->known) { /* pieces were passed over: what has been hashed ahead is not what comes next */
+		pthread_mutex_lock(&k->lock);
+		stop_hashing(k);
+		pthread_mutex_unlock(&k->lock);
+	}
+	n = collect(w, i);
 	put_question(w, &b, n, true);
 	err = sl_wait(CTL_CONTENT_FIND, &b, &r);
 	sl_buf_free(&b);

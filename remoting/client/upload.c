@@ -177,7 +177,7 @@ static CUresult send_part(void *arg, const struct sl_copy_in *c, size_t at, size
  */
 static bool fast(const struct sl_peer *t)
 {
-	uint64_t link = measured(t) ? sl_throughput(&t->uploads.throughput) : UINT64_MAX;
+	uint64_t link = t->uploads.compress || (t->content && t->content->found) ? sl_throughput(&t->uploads.throughput) : UINT64_MAX;
 
 	return link ? link > SLOW : t->bulk->told;
 }
@@ -217,6 +217,8 @@ CUresult sl_upload_now(const struct sl_copy_in *c)
 		size_t left = c->n - at;
 
 		m = stored(&up, at, &err);
+		if (up.content.k && at % SL_CONTENT_PIECE == 0)
+			up.look.queued = false; /* the time of a question, and of what is not sent, is not the link's */
 		if (m || err)
 			continue;
 		m = left < PART ? left : PART;

@@ -188,7 +188,8 @@ func (s *session) run() error {
 		if s.ended != "" {
 			return s.farewell(errors.New(s.ended))
 		}
-		if rc != 0 && rc != wire.ResultNotInStore { // the client sends the image then
+		// The client sends the image then, or all content.
+		if rc != 0 && rc != wire.ResultNotInStore && s.hdr.Op != wire.OpContentFind {
 			s.counts.AddError()
 		}
 		if s.hdr.Call != 0 {

@@ -26,19 +26,33 @@ func (p *Pool) sessionFiles(s *session, st *control.Start) (files []*os.File, er
 			files = append(files, f)
 		}
 	}
-	all := []userStores{p.images()}
+	u := p.images()
+	open(u.open(st.Bind.UID, st.Bind.GID))
+	open(store.CreateShared(u.count))
 	if st.ContentLimit > 0 {
-		all = append(all, p.content())
-	}
-	for _, u := range all {
-		open(u.open(st.Bind.UID, st.Bind.GID))
-		open(store.CreateShared(u.count))
+		files = append(files, p.contentFiles(st)...)
 	}
 	if p.cfg.ConfineDev {
 		open(p.sharedDir(s.Lease, st.Bind.UID, st.Bind.GID))
 		st.SharedDir = true
 	}
 	return files, err
+}
+
+// contentFiles opens the files of the store of content. A session for which that fails goes without: its START says so.
+func (p *Pool) contentFiles(st *control.Start) []*os.File {
+	u := p.content()
+	dir, err := u.open(st.Bind.UID, st.Bind.GID)
+	if err == nil {
+		var count *os.File
+		if count, err = store.CreateShared(u.count); err == nil {
+			return []*os.File{dir, count}
+		}
+		dir.Close()
+	}
+	p.log.Error("nothing that a program copies to the GPU is stored", "lease", st.Lease, "error", err)
+	st.ContentLimit = 0
+	return nil
 }
 
 func closeAll(files []*os.File) {

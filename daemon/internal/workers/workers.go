@@ -204,7 +204,8 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 	}
 	if cfg.ContentLimit > 0 {
 		if err := os.MkdirAll(cfg.Content, 0o700); err != nil {
-			return nil, fmt.Errorf("owner.content: %w", err)
+			log.Error("nothing that programs copy to the GPUs is stored", "owner.content", cfg.Content, "error", err)
+			cfg.ContentLimit = 0
 		}
 	}
 	cg, err := newCgroups(log, cfg)

@@ -416,7 +416,7 @@ func (p *Process) Await(until time.Time) error {
 // Receive waits for START; nil when the starter is gone, or needs no session.
 func Receive() (*Start, []int, error) {
 	buf := make([]byte, MaxStart)
-	oob := make([]byte, unix.CmsgSpace(4*(7+2*wire.MaxDevices)))
+	oob := make([]byte, unix.CmsgSpace(4*(9+2*wire.MaxDevices)))
 	var n, on int
 	var err error
 	for {

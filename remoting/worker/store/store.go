@@ -228,7 +228,7 @@ func (s *Store) Hold(sum Sum, size uint64) (*os.File, error) {
 }
 
 func (s *Store) openFile(sum Sum) (int, error) {
-	fd, err := unix.Open(s.path(sum), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(s.path(sum), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
 		return -1, ErrNotFound
 	}
@@ -301,13 +301,17 @@ func size(all []file) (sum int64) {
 	return sum
 }
 
-// within has the directory take no more than room bytes, and says what it takes. creating is held.
+// within has the directory take no more than room bytes, and says what it takes. If it is not to be listed for each piece, more room
+// is made than is needed. creating is held.
 func (s *Store) within(room int64) (int64, error) {
 	if s.has <= room && time.Since(s.listed) < s.Relist {
 		return s.has, nil
 	}
 	var err error
 	s.has, err = s.evict(room)
+	if s.Relist > 0 && s.has > room-room/64 {
+		s.has, err = s.evict(room - room/16)
+	}
 	s.listed = time.Now()
 	return s.has, err
 }
