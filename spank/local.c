@@ -30,7 +30,7 @@ static void drop_overridden(void)
 	}
 }
 
-/* What is looked for on srun's command line. It finds too much where a program has such words. */
+/* What is looked for on srun's command line. It finds too much if the program, whose words follow, has such options. */
 struct command {
 	bool gres;  /* --gres, --tres-per-task=gres/... */
 	bool jobid; /* --jobid, or as much of it as means nothing else */
@@ -50,7 +50,7 @@ static struct command read_command(void)
 	if (text)
 		text[n] = 0;
 	for (char *word = text; text && word < text + n; word += strlen(word) + 1) {
-		c.gres = c.gres || strstr(word, "gres");
+		c.gres = c.gres || !strncmp(word, "--gres", 6) || strstr(word, "gres/") || strstr(word, "gres:");
 		c.jobid = c.jobid || !strncmp(word, "--jobi", 6);
 	}
 	free(text);

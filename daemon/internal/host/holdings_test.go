@@ -315,9 +315,9 @@ func TestHoldings(t *testing.T) {
 	learn(a, 13, false, "x", part("y", 8, "phys", 40))
 	expect(user, 30, "b", "")
 	expect(phys, 40, "a", "")
-	now = 17 // b's promise, of an answer at 13 at the earliest, is over
+	now = 16 // b's promise, of an answer at 13 at the earliest, is over but for an eighth
 	expect(user, 0, "", "b")
-	now = 18
+	now = 17
 	expect(phys, 0, "", "a b")
 	now = 0
 	learn(b, 20, true, "")

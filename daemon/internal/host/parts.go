@@ -16,7 +16,8 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// GivePart says what a step of the job with this key may have of the lease: part. The parts of steps that here does not know are dropped. It is
+// GivePart says what a step of the job with this key may have of the lease: part. The parts of steps that here does not know are dropped; it
+// is asked while no other part is given. It is
 // refused with code NoRoom where those of the others leave too little, and changes nothing then.
 func (h *Host) GivePart(key lease.Key, part lease.Part, here func(step uint32) bool) error {
 	return h.changeParts(key, func(l *lease.Lease, parts []lease.Part) ([]lease.Part, error) {
@@ -126,7 +127,7 @@ func (h *Host) partOf(r *lease.SessionRequest) (*lease.Part, error) {
 		switch {
 		case uint64(p.Step) != step:
 		case p.Percent == 0:
-			return nil, lease.Errorf(lease.Denied, "step %d was started with --gres=none, or %s:0, and has no fraction; start it without --gres", step, form.Gres)
+			return nil, lease.Errorf(lease.Denied, "step %d was started with --gres=none, or with a --gres without %s, and has no fraction; start it without --gres, or with --gres=%[2]s:N too", step, form.Gres)
 		default:
 			return &p, nil
 		}

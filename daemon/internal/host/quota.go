@@ -263,6 +263,10 @@ func (h *Host) withinQuotas(ctx context.Context, quotas []Quota, r *lease.Reques
 			i, what = firstBeyond(quotas, sum.held, a)
 		}
 	}
+	if what != "" && sum.many { // there are too many of them to name
+		sum = h.saidHeld(ctx, of, h.owners())
+		i, what = firstBeyond(quotas, sum.held, a)
+	}
 	if err := ctx.Err(); err != nil {
 		return false, lease.Errorf(lease.Down, "job %s: the request was given up", r.Key)
 	}
@@ -297,6 +301,7 @@ type tally struct {
 	// Where a controller said what most owners have: what the others said, and the owners in the controller's sum that have some of it.
 	said []lease.Held
 	at   []*peer
+	many bool // there are more of those than the controller names
 }
 
 // sumHeld adds up what all owners have: as a controller knows it, else as each owner says. near are owners that pass a question on to a
@@ -308,7 +313,7 @@ func (h *Host) sumHeld(ctx context.Context, of []lease.Holding, near []string) t
 	}
 	t := h.saidHeld(ctx, of, h.named(s.Unsure))
 	t.said, t.held = t.held, added(t.held, s.Held)
-	t.at = h.named(s.At)
+	t.at, t.many = h.named(s.At), s.Many
 	return t
 }
 

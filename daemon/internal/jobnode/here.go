@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -74,7 +75,7 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 	}
 	s.mu.Unlock()
 	for _, job := range live {
-		if err := s.cfg.Host.DropParts(s.key(job), steps[job].has); err != nil && lease.CodeOf(err) != lease.Over {
+		if err := s.cfg.Host.DropParts(s.key(job), s.stepsNow(ctx, job)); err != nil && lease.CodeOf(err) != lease.Over {
 			s.log.Warn("parts of steps that have ended", "job", job, "error", err)
 		}
 	}
@@ -95,6 +96,16 @@ type stepsOf struct {
 
 // has says whether a step that srun has started is here.
 func (o stepsOf) has(step uint32) bool { return o.numbers[step] }
+
+// stepsNow says which steps of a job are here when it is first called: a part that the lease's record has then is of a step that began before.
+// If that cannot be seen, all are.
+func (s *Service) stepsNow(ctx context.Context, job string) func(step uint32) bool {
+	look := sync.OnceValues(func() (map[string]stepsOf, error) { return s.steps(ctx) })
+	return func(step uint32) bool {
+		steps, err := look()
+		return err != nil || steps[job].has(step)
+	}
+}
 
 // steps returns the jobs that have a step on this node.
 func (s *Service) steps(ctx context.Context) (map[string]stepsOf, error) {

@@ -37,7 +37,13 @@ func (s *Service) StepEnv(ctx context.Context, p rpc.Peer, job string, q jobsock
 	if !held {
 		return nil, lease.Errorf(lease.Over, "the lease of job %s has ended; sluice explain %s says why", job, job)
 	}
+	select {
+	case s.ask <- struct{}{}: // anybody with a job may ask for any number
+	case <-ctx.Done():
+		return nil, fmt.Errorf("what step %s of job %s asks for is not known: too many steps begin at a time", q.ID, job)
+	}
 	part, own, err := s.asked(ctx, &l, number, q.Mem)
+	<-s.ask
 	if err != nil || !own {
 		return ops, err
 	}
@@ -96,9 +102,15 @@ func (s *Service) asked(ctx context.Context, l *lease.Lease, step uint32, mem st
 	part = lease.Part{Step: step, Percent: uint32(percent), Mem: whole * percent / has &^ (lease.Granule - 1)}
 	if mem != "" {
 		mib, ok := options.MiB(mem)
-		if part.Mem = mib << 20 &^ (lease.Granule - 1); !ok || part.Mem > whole {
+		if !ok {
+			return part, false, lease.Errorf(lease.Invalid, "--rgpu-mem=%s of step %d is no size; write it as 20G or 800M", form.Name(mem), step)
+		}
+		if part.Mem = mib << 20 &^ (lease.Granule - 1); part.Mem > whole {
 			return part, false, lease.Errorf(lease.Invalid, "--rgpu-mem=%s of step %d: its job has %d MiB; ask for at most that", form.Name(mem), step, whole>>20)
 		}
+	}
+	if part.Mem == 0 {
+		return part, false, lease.Errorf(lease.Invalid, "--gres=%s:%d of step %d is less than the smallest piece of the job's %d MiB; ask for more", form.Gres, percent, step, whole>>20)
 	}
 	return part, true, s.canSee(ctx, step)
 }
@@ -133,12 +145,7 @@ func (s *Service) give(ctx context.Context, job string, part lease.Part) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTime)
 	defer cancel()
 	for {
-		steps, err := s.steps(context.WithoutCancel(ctx))
-		here := steps[job].has
-		if err != nil { // then all count
-			here = func(uint32) bool { return true }
-		}
-		err = s.cfg.Host.GivePart(s.key(job), part, here)
+		err := s.cfg.Host.GivePart(s.key(job), part, s.stepsNow(context.WithoutCancel(ctx), job))
 		var e *lease.Error
 		if err == nil || !errors.As(err, &e) || e.Code != lease.NoRoom {
 			return err

@@ -63,7 +63,7 @@ func TestStep(t *testing.T) {
 		{"0", true, "", &lease.Part{Percent: 10, Mem: 10 << 30}, ""},
 		{"0", true, "5G", &lease.Part{Percent: 10, Mem: 5 << 30}, ""},
 		{"0", true, "51G", nil, "its job has 51200 MiB"},
-		{"0", true, "lots", nil, "its job has 51200 MiB"},
+		{"0", true, "lots", nil, "is no size"},
 		{"1", true, "", nil, ""},
 		{"1", true, "5G", nil, "with N below 50"},
 		{"2", true, "", &lease.Part{Step: 2}, ""},

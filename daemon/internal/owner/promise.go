@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 const (
@@ -35,6 +36,10 @@ const (
 	answerTime = 500 * time.Millisecond
 	// maxQuestions is the most questions that wait at a time.
 	maxQuestions = 256
+	// maxQuestionsOfOne is the most of them that are one node's.
+	maxQuestionsOfOne = 16
+	// maxQuestionsAtOnce is the most of them in one answer to a controller.
+	maxQuestionsAtOnce = 32
 )
 
 // promises are those that this owner has made.
@@ -58,9 +63,10 @@ type promised struct {
 // question is one of a node, until it is answered.
 type question struct {
 	lease.HeldQuestion
-	to  string          // the controller that is asked; "" each
-	put map[string]bool // controllers that have it
-	got chan lease.HeldSum
+	from string          // the node that asks
+	to   string          // the controller that is asked; "" each
+	put  map[string]bool // controllers that have it
+	got  chan lease.HeldSum
 }
 
 // WatchHeld implements lease.Promiser.
@@ -223,7 +229,7 @@ func (o *Owner) promise(host string, since lease.Mark, begun time.Duration) leas
 	p.until, p.spoke = now+promiseTime, now
 	c := lease.HeldChanges{Promise: promiseTime, Waited: now - begun}
 	for _, q := range o.promises.questions {
-		if q.isFor(host) {
+		if q.isFor(host) && len(c.Questions) < maxQuestionsAtOnce { // others go with the next answer
 			q.put[host] = true
 			c.Questions = append(c.Questions, q.HeldQuestion)
 		}
@@ -284,11 +290,16 @@ func (p *promises) untold(seq uint64, now time.Duration) (left time.Duration, n 
 }
 
 // HeldEverywhere implements lease.Promiser. Any node whose daemon this one knows may ask, as it may ask Held of each owner.
-func (o *Owner) HeldEverywhere(ctx context.Context, _ string, hq lease.HeldQuestion) (lease.HeldSum, error) {
+func (o *Owner) HeldEverywhere(ctx context.Context, host string, hq lease.HeldQuestion) (lease.HeldSum, error) {
 	if len(hq.Holdings) > lease.MaxHoldings {
 		return lease.HeldSum{}, lease.Errorf(lease.Invalid, "%d holdings in one question: at most %d", len(hq.Holdings), lease.MaxHoldings)
 	}
-	q := o.put(hq)
+	for _, h := range hq.Holdings { // they wait here, and go to the controller
+		if n := max(len(h.Cluster), len(h.Account), len(h.Pool), len(h.Except)); n > form.MaxName {
+			return lease.HeldSum{}, lease.Errorf(lease.Invalid, "a name of %d bytes in a question: at most %d", n, form.MaxName)
+		}
+	}
+	q := o.put(host, hq)
 	if q == nil {
 		return lease.HeldSum{}, lease.Errorf(lease.NotFound, "no controller watches owner %s for quotas, or too many questions wait", o.cfg.Name)
 	}
@@ -317,10 +328,16 @@ func (o *Owner) HeldEverywhere(ctx context.Context, _ string, hq lease.HeldQuest
 }
 
 // put has a question wait for the controller that was heard last, nil if there is none.
-func (o *Owner) put(hq lease.HeldQuestion) *question {
+func (o *Owner) put(from string, hq lease.HeldQuestion) *question {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	ps := &o.promises
+	asked := 0
+	for _, q := range ps.questions {
+		if q.from == from {
+			asked++
+		}
+	}
 	var best string
 	now := o.clock.Up()
 	for host, p := range ps.to {
@@ -328,12 +345,12 @@ func (o *Owner) put(hq lease.HeldQuestion) *question {
 			best = host
 		}
 	}
-	if best == "" || len(ps.questions) >= maxQuestions {
+	if best == "" || asked >= maxQuestionsOfOne || len(ps.questions) >= maxQuestions {
 		return nil
 	}
 	ps.last++
 	hq.ID = ps.last
-	q := &question{HeldQuestion: hq, to: best, put: make(map[string]bool), got: make(chan lease.HeldSum, 1)}
+	q := &question{HeldQuestion: hq, from: from, to: best, put: make(map[string]bool), got: make(chan lease.HeldSum, 1)}
 	ps.questions = append(ps.questions, q)
 	o.journal.wake()
 	return q

@@ -55,15 +55,17 @@ func (p *Pool) noteExcess(at time.Time, busy map[string]map[int]time.Duration) {
 
 // wholes adds what the parts of leases may have, and owe, to what their leases may have.
 func wholes(all []turns.TenantCounters) (leases []turns.TenantCounters) {
-	at := map[string]int{}
+	at, share, lent := map[string]int{}, map[string]uint32{}, map[string]uint32{}
 	for _, c := range all {
 		i, ok := at[c.Lease]
+		share[c.Lease] += c.Share
+		lent[c.Lease] = max(lent[c.Lease], c.Most-min(c.Share, c.Most)) // the same time is lent to all of them
 		if !ok {
 			at[c.Lease] = len(leases)
 			leases = append(leases, c)
 			continue
 		}
-		leases[i].Most += c.Most
+		leases[i].Most = share[c.Lease] + lent[c.Lease]
 		leases[i].Owes += c.Owes
 	}
 	return leases

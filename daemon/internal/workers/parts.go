@@ -67,7 +67,7 @@ func (p *Pool) partOf(a *leased, l *lease.Lease, r *lease.SessionRequest, overhe
 		return nil, lease.Errorf(lease.Invalid, "lease %s has %d GPUs here, and a step has a part of a lease of one GPU only; start the step without --gres", l.ID, len(l.Grants))
 	}
 	g := l.Grants[0]
-	if q.Percent == 0 || q.Mem < form.Granule || q.Mem > g.Mem {
+	if q.Percent == 0 || q.Percent > g.Percent || q.Mem < form.Granule || q.Mem > g.Mem {
 		return nil, lease.Errorf(lease.Invalid, "lease %s has %d%% and %d MiB: %v", l.ID, g.Percent, g.Mem>>20, *q)
 	}
 	if q.Mem < overhead {
@@ -131,7 +131,9 @@ func (p *Pool) leavePart(a *leased, x *part) {
 		}
 	}
 	delete(a.parts, x.Step)
-	p.endPart(a.id, x.Step)
+	if !p.closed { // the next daemon does it
+		p.endPart(a.id, x.Step)
+	}
 	_ = x.file.Close()
 	if err := os.Remove(p.partPath(a.id, x.Step)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		p.log.Warn("file of a step's part", "lease", a.id, "error", err)
@@ -141,12 +143,20 @@ func (p *Pool) leavePart(a *leased, x *part) {
 // endPart takes a part off the schedules, and gives the lease back what the part had of it. mu is held.
 func (p *Pool) endPart(id string, step uint32) {
 	t := p.tenancies[id]
-	if t == nil || t.parts[step] == nil {
+	if t == nil {
 		return
 	}
 	for gpu, n := range t.parts[step] {
-		if b := p.schedules[gpu]; b != nil {
-			b.RemovePart(n, t.tenants[gpu])
+		b, rest := p.schedules[gpu], -1
+		if i, ok := t.tenants[gpu]; ok {
+			rest = i
+		}
+		switch {
+		case b == nil:
+		case rest >= 0:
+			b.RemovePart(n, rest)
+		default: // a daemon died while it took the lease off
+			b.Remove(n)
 		}
 	}
 	delete(t.parts, step)

@@ -217,7 +217,8 @@ func TestInexactBase(t *testing.T) {
 	f, out := newFake(), &result{}
 	f.late, f.lateTo = 3*time.Millisecond, time.Now().Add(200*time.Millisecond)
 	r := Start(Config{Driver: f, Write: out.write})
-	for begun := time.Now(); time.Since(begun) < baseEvery+300*time.Millisecond; {
+	made := 0
+	for begun := time.Now(); time.Since(begun) < baseEvery+300*time.Millisecond; made++ {
 		sp := r.Begin(1, 7, true)
 		f.work(200 * time.Microsecond)
 		r.End(sp, wire.TraceRecord{Stream: 7}, "")
@@ -236,8 +237,8 @@ func TestInexactBase(t *testing.T) {
 		}
 		ends = rec.End
 	}
-	if on < 1000 {
-		t.Errorf("%d records have the GPU's times", on)
+	if on < made/2 {
+		t.Errorf("%d of %d records have the GPU's times", on, made)
 	}
 }
 

@@ -45,19 +45,51 @@ func (p *pages) setWord(i int, w policyWord) {
 	p.rescaleDebts(&before, &after, false)
 }
 
+// ahead is the GPU time that a tenant has had beyond its share, ns.
+func (v *view) ahead(i int) int64 {
+	s := &v.tenants[i]
+	return int64(float64(max(v.bound(s.vt, s.share)-v.now, 0)) * float64(s.share) / float64(fullShare))
+}
+
+// setAhead has a tenant's virtual time say how much GPU time it has had beyond its share, and that it has no credit.
+func (p *pages) setAhead(v *view, i int, had int64) {
+	p.tenant(i).vt.Store(uint64(v.now + int64(float64(had)*float64(fullShare)/float64(max(v.tenants[i].share, 1)))))
+}
+
+// moveAhead has another tenant have had a part of what one has had beyond its share: num of den. That is not kept with the debts, because it
+// is a turn or two.
+func (p *pages) moveAhead(from, to int, num, den int64) {
+	var v view
+	p.load(&v, p.now())
+	had := v.ahead(from)
+	moved := int64(float64(had) * float64(num) / float64(den))
+	if moved <= 0 || p.state.clock.Load() == 0 {
+		return
+	}
+	p.setAhead(&v, from, had-moved)
+	p.setAhead(&v, to, v.ahead(to)+moved)
+}
+
 // setPolicy changes a tenant's policy. Its virtual time is set to the clock, so that the change
-// brings neither credit nor debt. A debt that the tenant has stays.
-func (p *pages) setPolicy(i int, pol Policy) {
+// brings neither credit nor debt; keep: but for what the tenant has had beyond its share. A debt that the tenant has stays.
+func (p *pages) setPolicy(i int, pol Policy, keep bool) {
 	old := p.policyOf(i)
 	w := packPolicy(pol, old.gen())
 	if w == old {
 		return
 	}
 	begun := p.state.clock.Load() != 0
+	var v view
+	p.load(&v, p.now())
+	had := v.ahead(i)
 	if p.setWord(i, w); !begun { // by no session
 		return
 	}
-	p.tenant(i).vt.Store(uint64(p.now()))
+	if !keep {
+		had = 0
+	}
+	p.load(&v, p.now())
+	p.setAhead(&v, i, had)
 	wake(&p.tenant(i).wakeup)
 }
 

@@ -68,3 +68,43 @@ func TestParts(t *testing.T) {
 		t.Error("a part of no lease")
 	}
 }
+
+// What a lease or a part has had beyond its share stays with the lease, however often parts begin and end.
+func TestPartsAhead(t *testing.T) {
+	b, clock, thieves, _ := late(t, Site{})
+	lease := thieves[0].tenant
+	add := func(rest uint32) {
+		t.Helper()
+		if n, err := b.Add("thief", fixedShare(rest)); n != lease || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	ahead := func(i int) time.Duration {
+		var v view
+		b.p.load(&v, b.p.now())
+		return time.Duration(v.ahead(i))
+	}
+	clock.now += 5 * ms
+	var had time.Duration
+	for range 20 {
+		add(6)
+		part, err := b.AddPart(lease, "3", fixedShare(4))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.MoveDebt(lease, part, 4, 10)
+		if sum := ahead(lease) + ahead(part); !about(sum, had) || !about(ahead(part), had*4/10) {
+			t.Fatalf("a part begins with %v of %v, and its lease has %v", ahead(part), had, ahead(lease))
+		}
+		// It takes a turn.
+		var v view
+		b.p.load(&v, b.p.now())
+		b.p.setAhead(&v, part, v.ahead(part)+20*ms)
+		had += 20 * time.Millisecond
+		b.RemovePart(part, lease)
+		add(10)
+		if !about(ahead(lease), had) {
+			t.Fatalf("the lease has had %v of %v too much", ahead(lease), had)
+		}
+	}
+}

@@ -170,7 +170,7 @@ func (s *Schedule) add(lease string, of int, p Policy) (int, error) {
 	for i := range MaxTenants {
 		switch pol := s.p.policyOf(i); {
 		case pol.present() && s.p.nameOf(i) == name:
-			s.p.setPolicy(i, p)
+			s.p.setPolicy(i, p, true)
 			return i, nil
 		case !pol.present() && free < 0:
 			free = i
@@ -183,14 +183,15 @@ func (s *Schedule) add(lease string, of int, p Policy) (int, error) {
 	return free, nil
 }
 
-// MoveDebt has another tenant owe a part of what one owes: num of den. A lease and its parts owe what they owe together so, whichever of them
-// there are.
+// MoveDebt has another tenant owe a part of what one owes, and have had that part of what it has had beyond its share: num of den. So a lease
+// and its parts owe what they owe together, whichever of them there are.
 func (s *Schedule) MoveDebt(from, to int, num, den uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	valid := func(i int) bool { return i >= 0 && i < MaxTenants && s.p.policyOf(i).present() }
 	if s.p != nil && den > 0 && valid(from) && valid(to) {
 		s.p.moveDebt(from, to, int64(num), int64(den))
+		s.p.moveAhead(from, to, int64(num), int64(den))
 	}
 }
 
@@ -214,7 +215,7 @@ func (s *Schedule) Set(tenant int, p Policy) error {
 	if s.p == nil || tenant < 0 || tenant >= MaxTenants || !s.p.policyOf(tenant).present() {
 		return fmt.Errorf("turns: tenant %d: %w", tenant, ErrEnded)
 	}
-	s.p.setPolicy(tenant, p)
+	s.p.setPolicy(tenant, p, false)
 	return nil
 }
 
