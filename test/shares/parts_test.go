@@ -2,6 +2,7 @@ package shares
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -86,6 +87,18 @@ func (s *steps) begin(step, percent int) string {
 	return string(answer)
 }
 
+// end kills the one program of a step, and waits until the step's part, as sluice list shows it, is the lease's again.
+func (s *steps) end(n *tenant, part string) {
+	s.t.Helper()
+	n.end(syscall.SIGKILL)
+	n.w.eventually("the step's session is over", func() error {
+		if out := n.w.sluice("list", "--sessions"); strings.Contains(out, part) {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
 // launch starts a tenant in a step. A step that is no number is the batch script or such.
 func (s *steps) launch(step string, sh share) *tenant {
 	s.t.Helper()
@@ -132,10 +145,10 @@ func TestParts(t *testing.T) {
 	if got := s.begin(3, 1); !strings.HasPrefix(got, "error ") || !strings.Contains(got, "0% and ") {
 		t.Errorf("a step that asks for more than is left: %s", got)
 	}
-	forty.end(syscall.SIGKILL)
+	s.end(forty, "40%+")
 	rest := s.launch("batch", share{40, "fixed", "gemm"})
 	hold(wants{ten: 10, rest: 40, rival: 50})
-	ten.end(syscall.SIGKILL)
+	s.end(ten, "10%+")
 	hold(wants{rest: 50, rival: 50})
 	for _, n := range []*tenant{rest, rival} {
 		n.end(syscall.SIGTERM)
