@@ -103,13 +103,13 @@ users() {
 # arguments. /etc/selinux/with is the policy with the module of etc/selinux, which semodule would need a quarter of an hour for in emulation.
 # Debian 12's spamassassin module keeps its policy from being linked a second time.
 selinux() {
-	mkdir "$1/root/module"
-	cp "$repo"/etc/selinux/sluice.* "$1/root/module/"
-	cat >"$1/root/module/install" <<-'INSTALL'
+	mkdir "$1/sluice-module"
+	cp "$repo"/etc/selinux/sluice.* "$1/sluice-module/"
+	cat >"$1/sluice-module/install" <<-'INSTALL'
 		set -e
 		mount -t proc proc /proc # setfiles opens files by their descriptors there
 		sed -i 's/^SELINUX=.*/SELINUX=enforcing/' /etc/selinux/config
-		cd /root/module
+		cd /sluice-module
 		make -f /usr/share/selinux/devel/Makefile sluice.pp
 		cp -a /etc/selinux/default /etc/selinux/plain
 		semodule -n -X 100 -r spamassassin -X 400 -i sluice.pp
@@ -117,8 +117,8 @@ selinux() {
 		mv /etc/selinux/plain /etc/selinux/default
 		setfiles -F -e /proc /etc/selinux/default/contexts/files/file_contexts /
 	INSTALL
-	unshare -m --propagation private chroot "$1" sh /root/module/install >&2
-	rm -r "$1/root/module"
+	unshare -m --propagation private chroot "$1" sh /sluice-module/install >&2
+	rm -r "$1/sluice-module"
 	echo 'security=selinux selinux=1 enforcing=1' >"$2/cmdline"
 	# What the job is in has no labels, and nobody may mount it. The policy that is tested is in force when the job begins.
 	sed -i "s|mount -t 9p -o |setenforce 0; &context=system_u:object_r:usr_t:s0,|; s|job /job &&|job /job; setenforce 1;|" "$1/etc/systemd/system/vmjob.service"
