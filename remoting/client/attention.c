@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "attention.h"
+#include "deadline.h"
 #include "wire.h"
 
 #include <sys/syscall.h>
@@ -12,14 +13,6 @@
 
 static int64_t until; /* ns of CLOCK_MONOTONIC */
 static int processors_known;
-
-static int64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
-}
 
 /* A system call, because glibc's function has a version that the shim does not link with. */
 int sl_processors(void)
@@ -38,7 +31,7 @@ int sl_processors(void)
 
 bool sl_attend(int64_t *again, uint32_t us)
 {
-	int64_t now = now_ns(), ns = (int64_t)(us < SL_MAX_TURN_US ? us : SL_MAX_TURN_US) * 1000;
+	int64_t now = sl_now_ns(), ns = (int64_t)(us < SL_MAX_TURN_US ? us : SL_MAX_TURN_US) * 1000;
 
 	if (!ns || now < *again || sl_processors() < 2)
 		return false;
@@ -57,7 +50,7 @@ void sl_owe(struct sl_owing *o, int threads)
 	if (threads <= 0 || !answered)
 		return;
 	/* Twice the gap that there was, or half of what was right for earlier ones. */
-	gap = now_ns() - answered;
+	gap = sl_now_ns() - answered;
 	linger = __atomic_load_n(&o->linger, __ATOMIC_RELAXED) / 2;
 	if (gap <= LINGER_NS)
 		linger = 2 * gap < LINGER_NS ? 2 * gap : LINGER_NS;
@@ -66,7 +59,7 @@ void sl_owe(struct sl_owing *o, int threads)
 
 void sl_answered(struct sl_owing *o)
 {
-	__atomic_store_n(&o->answered, now_ns(), __ATOMIC_RELAXED);
+	__atomic_store_n(&o->answered, sl_now_ns(), __ATOMIC_RELAXED);
 }
 
 /* Whether a thread waits for an answer, or is likely to soon. The time begins anew while none waits. */
@@ -80,7 +73,7 @@ static bool owing(int64_t *since, int64_t now, const struct sl_owing *o)
 
 bool sl_look(int64_t *since, const struct sl_owing *o)
 {
-	int64_t now = now_ns();
+	int64_t now = sl_now_ns();
 
 	if (!*since)
 		*since = now;

@@ -31,21 +31,7 @@ static _Atomic unsigned stops;
 /* Waits until the thread has done something. Called with order held, which it gives up meanwhile. */
 static void wait_moved(struct sl_peer *t)
 {
-	struct sl_background *g = &t->background;
-	uint32_t seen = g->moved;
-
-	g->moved_waits++;
-	pthread_mutex_unlock(&t->order);
-	sl_futex_wait(&g->moved, seen, NULL);
-	pthread_mutex_lock(&t->order);
-	g->moved_waits--;
-}
-
-static void moved(struct sl_background *g)
-{
-	__atomic_fetch_add(&g->moved, 1, __ATOMIC_RELAXED);
-	if (g->moved_waits)
-		sl_futex_wake(&g->moved);
+	sl_bell_wait(&t->background.moved, &t->order, -1);
 }
 
 static void add(struct sl_background *g, struct sl_kept *k)
@@ -55,8 +41,7 @@ static void add(struct sl_background *g, struct sl_kept *k)
 	else
 		g->first = k;
 	g->last = k;
-	__atomic_fetch_add(&g->work, 1, __ATOMIC_RELEASE);
-	sl_futex_wake(&g->work);
+	sl_bell_ring(&g->work);
 }
 
 /* ---- the thread ---- */
@@ -66,7 +51,7 @@ static void close_up(struct sl_peer *t)
 {
 	__atomic_store_n(&t->background.open, false, __ATOMIC_RELEASE);
 	sl_bulk_release(t);
-	moved(&t->background);
+	sl_bell_ring(&t->background.moved);
 }
 
 static void send_copy(struct sl_peer *t, const struct sl_copy_in *c)
@@ -98,13 +83,10 @@ static void *run(void *arg)
 	pthread_mutex_lock(&t->order);
 	while (!sl_ended()) {
 		struct sl_kept *k = g->first;
-		uint32_t seen = g->work;
 
 		if (!k) {
 			close_up(t);
-			pthread_mutex_unlock(&t->order);
-			sl_futex_wait(&g->work, seen, NULL);
-			pthread_mutex_lock(&t->order);
+			sl_bell_wait(&g->work, &t->order, -1);
 			continue;
 		}
 		g->first = k->next;
@@ -117,7 +99,7 @@ static void *run(void *arg)
 			sl_send_kept(t, k->data, k->n);
 		}
 		free(k);
-		moved(g);
+		sl_bell_ring(&g->moved);
 	}
 	/* Who waits finds that the session has ended. */
 	for (struct sl_kept *k = g->first, *next; k; k = next) {

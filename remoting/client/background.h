@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "cuabi.h"
+#include "futex.h"
 #include "wire.h"
 
 #define SL_BACKGROUND_LEAST (1u << 20)
@@ -34,8 +35,7 @@ struct sl_background {
 	const struct sl_copy_in *now; /* being sent */
 	size_t frames, copies;	/* bytes that are kept; bytes of copies that have not been sent */
 	uint64_t taken, sent;	/* copies */
-	uint32_t work, moved;	/* futexes: there is something to do; something was done */
-	unsigned moved_waits;
+	struct sl_bell work, moved; /* there is something to do; something was done */
 };
 
 /* Takes a copy over, or returns false: the caller sends it. Waits while too many bytes of earlier copies have not been sent. */

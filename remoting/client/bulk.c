@@ -19,7 +19,7 @@
 
 #define MOST 6			/* connections for each direction, unless SLUICE_BULK says so */
 #define PROCESSORS_LEAST 4	/* with fewer processors there are none, unless SLUICE_BULK says so */
-#define TRIP_US 1000		/* a worker that takes longer to answer is far away, or busy */
+#define TRIP_NS 1000000		/* a worker that takes longer to answer is far away, or busy */
 #define ASK_TIMES 2		/* the first time the worker may have to lock memory before it answers */
 #define ASK_AGAIN_MS 5000
 #define ASK_AGAIN_MOST_MS 60000
@@ -78,27 +78,6 @@ void sl_bulk_free(struct sl_bulk *b)
 	free(b);
 }
 
-/* ---- waiting ---- */
-
-void sl_bulk_wait(struct sl_bulk *b, uint32_t *futex, unsigned *waits, int64_t ms)
-{
-	const struct timespec t = { ms / 1000, ms % 1000 * 1000000 };
-	uint32_t seen = __atomic_load_n(futex, __ATOMIC_RELAXED);
-
-	++*waits;
-	pthread_mutex_unlock(&b->lock);
-	sl_futex_wait(futex, seen, ms < 0 ? NULL : &t); /* no cancellation point: the threads of connections know of the caller's stack */
-	pthread_mutex_lock(&b->lock);
-	--*waits;
-}
-
-void sl_bulk_wake(uint32_t *futex, const unsigned *waits)
-{
-	__atomic_fetch_add(futex, 1, __ATOMIC_RELAXED);
-	if (*waits)
-		sl_futex_wake(futex);
-}
-
 /* ---- one connection ---- */
 
 static bool join(struct sl_bulk_line *l)
@@ -122,7 +101,7 @@ static bool join(struct sl_bulk_line *l)
 	/* Who ends the session says so first, and then shuts down what is up. */
 	l->up = !sl_ended();
 	b->up[l->direction] += l->up;
-	sl_bulk_wake(&b->change, &b->change_waits);
+	sl_bell_ring(&b->change);
 	pthread_mutex_unlock(&b->lock);
 	return l->up;
 }
@@ -135,7 +114,7 @@ void sl_bulk_down(struct sl_bulk_line *l)
 		return;
 	l->up = false;
 	b->up[l->direction]--;
-	sl_bulk_wake(&b->change, &b->change_waits);
+	sl_bell_ring(&b->change);
 }
 
 static void leave(struct sl_bulk_line *l, bool failed)
@@ -194,18 +173,10 @@ static bool start(struct sl_bulk *b, uint32_t direction)
 
 /* ---- all of them ---- */
 
-static int64_t now_us(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * (int64_t)1000000 + t.tv_nsec / 1000;
-}
-
 /* One question. *near: the answer came soon. */
 static CUresult ask_once(const struct sl_peer *t, struct wire_bulk_open_reply *a, bool *near)
 {
-	int64_t began = now_us();
+	int64_t began = sl_now_ns();
 	CUresult err;
 	sl_reply r;
 	sl_buf q;
@@ -213,7 +184,7 @@ static CUresult ask_once(const struct sl_peer *t, struct wire_bulk_open_reply *a
 	sl_buf_init(&q);
 	q.to = (uint8_t)(t->index + 1);
 	err = sl_wait(CTL_BULK_OPEN, &q, &r);
-	*near = now_us() - began <= TRIP_US;
+	*near = sl_now_ns() - began <= TRIP_NS;
 	sl_get_bytes(&r, a, sizeof *a);
 	if (!err && r.bad)
 		err = CUDA_ERROR_UNKNOWN;
@@ -293,8 +264,8 @@ void sl_bulk_end(struct sl_peer *t)
 		for (unsigned i = 0; i < SL_MAX_BULK; i++)
 			if (b->line[d][i].up)
 				shutdown(b->line[d][i].c.fd, SHUT_RDWR);
-	sl_bulk_wake(&b->work, &b->work_waits);
-	sl_bulk_wake(&b->change, &b->change_waits);
+	sl_bell_ring(&b->work);
+	sl_bell_ring(&b->change);
 	pthread_mutex_unlock(&b->lock);
 }
 

@@ -19,6 +19,7 @@
 
 #include "codec.h"
 #include "connect.h"
+#include "futex.h"
 #include "wire.h"
 
 #define SL_BULK_LEAST (8u << 20)	/* the smallest copy, in bytes, that goes by bulk connections */
@@ -53,8 +54,7 @@ struct sl_bulk {
 	struct sl_bulk_job *job;
 	bool reserved;		/* for copies in the background */
 	uint64_t number;	/* of the last part */
-	uint32_t work, change;	/* futexes: there may be something to send; something else has changed */
-	unsigned work_waits, change_waits;
+	struct sl_bell work, change; /* there may be something to send; something else has changed */
 
 	/* bulkdown.c; atomic */
 	uint32_t wrote;		/* futex: frames that the receiver has written to the program's memory */
@@ -100,10 +100,6 @@ bool sl_bulk_send(struct sl_bulk_line *l);
 bool sl_bulk_receive(struct sl_bulk_line *l);
 /* The connection is not used any more. Called with the lock held. */
 void sl_bulk_down(struct sl_bulk_line *l);
-/* Waits for a futex of the session's to change, for ms milliseconds, or without end if ms is negative. Called with the lock held, which it releases while it waits. */
-void sl_bulk_wait(struct sl_bulk *b, uint32_t *futex, unsigned *waits, int64_t ms);
-/* Wakes the threads in sl_bulk_wait. Called with the lock held. */
-void sl_bulk_wake(uint32_t *futex, const unsigned *waits);
 
 #ifndef SL_BULK_IDLE_MS
 #define SL_BULK_IDLE_MS 10000	/* a connection that was not used for so long is closed */

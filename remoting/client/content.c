@@ -110,25 +110,6 @@ static bool add_range(struct sl_content *k, uint64_t from, uint64_t to)
 
 /* ---- hashing ---- */
 
-/* Waits for a futex to change. Called with the lock held, which it gives up meanwhile. */
-static void wait_for(struct sl_content *k, uint32_t *futex, unsigned *waits, const struct timespec *most)
-{
-	uint32_t seen = __atomic_load_n(futex, __ATOMIC_RELAXED);
-
-	++*waits;
-	pthread_mutex_unlock(&k->lock);
-	sl_futex_wait(futex, seen, most); /* no cancellation point: threads read the caller's memory */
-	pthread_mutex_lock(&k->lock);
-	--*waits;
-}
-
-static void wake(uint32_t *futex, unsigned waits)
-{
-	__atomic_fetch_add(futex, 1, __ATOMIC_RELAXED);
-	if (waits)
-		sl_futex_wake(futex);
-}
-
 static size_t piece_size(size_t n, size_t i)
 {
 	size_t left = n - i * SL_CONTENT_PIECE;
@@ -161,13 +142,12 @@ static void hash_next(struct sl_content *k)
 	k->hashing--;
 	k->piece[i % SL_CONTENT_AHEAD] = piece;
 	k->done[i % SL_CONTENT_AHEAD] = true;
-	wake(&k->change, k->change_waits);
+	sl_bell_ring(&k->change);
 }
 
 static void *run(void *arg)
 {
 	struct sl_content *k = ((struct sl_peer *)arg)->content;
-	const struct timespec most = { IDLE_MS / 1000, IDLE_MS % 1000 * 1000000 };
 	int64_t until = sl_now_ms() + IDLE_MS;
 
 	prctl(PR_SET_NAME, "sluice-hash");
@@ -177,7 +157,7 @@ static void *run(void *arg)
 			hash_next(k);
 			until = sl_now_ms() + IDLE_MS;
 		} else {
-			wait_for(k, &k->work, &k->work_waits, &most);
+			sl_bell_wait(&k->work, &k->lock, IDLE_MS);
 		}
 	}
 	k->threads--;
@@ -206,7 +186,7 @@ static void hash_ahead(struct sl_content_way *w, size_t i)
 			break;
 		k->threads++;
 	}
-	wake(&k->work, k->work_waits);
+	sl_bell_ring(&k->work);
 }
 
 /* Notes in asked what piece i and those behind it are, as far as they have been hashed, and returns how many these are. Waits for the first. */
@@ -221,7 +201,7 @@ static unsigned collect(struct sl_content_way *w, size_t i)
 		if (k->next < k->end)
 			hash_next(k);
 		else
-			wait_for(k, &k->change, &k->change_waits, NULL);
+			sl_bell_wait(&k->change, &k->lock, -1);
 	}
 	for (; n < SL_MAX_CONTENT_FIND && i + n < k->end && k->done[(i + n) % SL_CONTENT_AHEAD]; n++)
 		k->asked[n] = k->piece[(i + n) % SL_CONTENT_AHEAD];
@@ -234,25 +214,17 @@ static void stop_hashing(struct sl_content *k)
 {
 	k->next = k->end = 0;
 	while (k->hashing)
-		wait_for(k, &k->change, &k->change_waits, NULL);
-}
-
-static uint64_t processor_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+		sl_bell_wait(&k->change, &k->lock, -1);
 }
 
 /* Hashes piece i here. False: that is slower than to send it. */
 static bool hash_one(struct sl_content_way *w, size_t i, uint64_t link)
 {
 	size_t n = piece_size(w->c->n, i);
-	uint64_t begun = processor_ns(), took;
+	int64_t begun = sl_processor_ns(), took;
 
 	hash(&w->k->asked[0], w->c->src + i * SL_CONTENT_PIECE, n);
-	took = processor_ns() - begun;
+	took = sl_processor_ns() - begun;
 	return (double)took * SLOW_HASH * (double)link < (double)n * 1e9;
 }
 

@@ -18,6 +18,7 @@
 
 #include "cuabi.h"
 #include "wait.h"
+#include "futex.h"
 #include "wire.h"
 
 #ifndef SL_CONTENT_PIECE
@@ -60,8 +61,7 @@ struct sl_content {
 	struct wire_content_piece piece[SL_CONTENT_AHEAD]; /* by their number modulo SL_CONTENT_AHEAD, once done */
 	bool done[SL_CONTENT_AHEAD];
 	unsigned threads;
-	uint32_t work, change;	/* futexes: there is something to hash; something was hashed */
-	unsigned work_waits, change_waits;
+	struct sl_bell work, change; /* there may be a piece to hash; one has been hashed */
 };
 
 /* What SLUICE_CONTENT and the worker's release allow a session whose frames go over a socket, or NULL. */

@@ -1,4 +1,4 @@
-/* Waiting with an end, by the monotonic clock in milliseconds, which stands still while the machine is suspended. Used by both libraries. */
+/* Waiting with an end, by the monotonic clock, which stands still while the machine is suspended. Used by both libraries. */
 #ifndef SLUICE_DEADLINE_H
 #define SLUICE_DEADLINE_H
 
@@ -19,6 +19,25 @@ static inline int64_t sl_clock_ms(clockid_t clock)
 static inline int64_t sl_now_ms(void)
 {
 	return sl_clock_ms(CLOCK_MONOTONIC);
+}
+
+static inline int64_t sl_clock_ns(clockid_t clock)
+{
+	struct timespec t;
+
+	clock_gettime(clock, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static inline int64_t sl_now_ns(void)
+{
+	return sl_clock_ns(CLOCK_MONOTONIC);
+}
+
+/* The processor time of the calling thread. */
+static inline int64_t sl_processor_ns(void)
+{
+	return sl_clock_ns(CLOCK_THREAD_CPUTIME_ID);
 }
 
 /* Waits for events (POLLIN, POLLOUT) on fd; false with errno, ETIMEDOUT at the deadline. */

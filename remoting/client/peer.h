@@ -12,8 +12,6 @@
 #ifndef SLUICE_PEER_H
 #define SLUICE_PEER_H
 
-#include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sys/uio.h>
 #include <sys/syscall.h>
@@ -22,6 +20,7 @@
 
 #include "background.h"
 #include "codec.h"
+#include "futex.h"
 #include "shmring.h"
 #include "upload.h"
 #include "wire.h"
@@ -107,15 +106,5 @@ void sl_waiter_wake(struct sl_waiter *w);
 void sl_waiters_end(struct sl_peer *t);
 /* A turn of this session begins in us microseconds: wakes threads that wait for a reply, so that they poll for it. */
 void sl_waiters_attend(struct sl_peer *t, uint32_t us);
-
-static inline void sl_futex_wait(uint32_t *w, uint32_t v, const struct timespec *t)
-{
-	syscall(SYS_futex, w, FUTEX_WAIT_PRIVATE, v, t, NULL, 0);
-}
-
-static inline void sl_futex_wake(uint32_t *w)
-{
-	syscall(SYS_futex, w, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-}
 
 #endif

@@ -1,6 +1,7 @@
 /* See poller.h. */
 #include "poller.h"
 #include "ctx.h"
+#include "deadline.h"
 #include "log.h"
 
 #include <pthread.h>
@@ -19,18 +20,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t begin = PTHREAD_COND_INITIALIZER;
 static unsigned starts;		/* calls of sl_poller_start */
 
-static int64_t now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
-}
-
 /* Compares the blocks until the poller is stopped. */
 static void look_on(void)
 {
-	int64_t active = now();
+	int64_t active = sl_now_ns();
 	unsigned seen = 0;
 
 	for (;;) {
@@ -41,9 +34,9 @@ static void look_on(void)
 		if (what == SL_POLL_STOP)
 			return;
 		if (what == SL_POLL_FOUND || w != seen)
-			active = now();
+			active = sl_now_ns();
 		seen = w;
-		t.tv_nsec = now() - active < recent_ns ? OFTEN_NS : SELDOM_NS;
+		t.tv_nsec = sl_now_ns() - active < recent_ns ? OFTEN_NS : SELDOM_NS;
 		nanosleep(&t, NULL);
 	}
 }

@@ -193,7 +193,7 @@ static CUresult send_now(struct sl_peer *t, const struct wire_request *h, const 
 }
 
 /*
- * Sends a frame of a copy in the background. Other threads can keep theirs meanwhile: the order lock is not held while the frame is written to the
+ * Sends a frame that is not kept. Other threads can keep theirs meanwhile: the order lock is not held while the frame is written to the
  * socket, or while there is no room for it in the ring that can be sent again.
  */
 static CUresult send_apart(struct sl_peer *t, const struct wire_request *h, const sl_buf *head, const void *data, size_t n)
@@ -261,9 +261,9 @@ bool sl_worker_lacks(const sl_buf *b, uint16_t op)
 	return t->lacks && sl_forms_lack(t->lacks, op);
 }
 
-/* Checks a call that is not answered, before it is sent. */
-static CUresult check(const struct sl_peer *t, uint16_t op, const sl_buf *head, size_t n)
+static CUresult oneway(struct sl_peer *t, uint32_t ctx, uint16_t op, const sl_buf *head, const void *data, size_t n)
 {
+	struct wire_request h = { .size = (uint32_t)(head->n + n), .op = op, .ctx = ctx };
 	CUresult err = sl_dead();
 
 	if (err)
@@ -274,41 +274,27 @@ static CUresult check(const struct sl_peer *t, uint16_t op, const sl_buf *head, 
 		return sl_refuse_with(sl_op_name(op), SL_OTHER_RELEASE);
 	if (head->failed || head->n + n > SL_MAX_PAYLOAD)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	return CUDA_SUCCESS;
-}
-
-CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n)
-{
-	struct wire_request h = { .size = (uint32_t)(head->n + n), .op = op };
-	struct sl_peer *t = sl_peer_route(head, &h.ctx);
-	CUresult err = check(t, op, head, n);
-
-	if (__builtin_expect(err, 0))
-		return err;
 	__atomic_fetch_add(&sl_stats.calls, 1, __ATOMIC_RELAXED);
-	pthread_mutex_lock(&t->order);
-	err = sl_send_frame(t, &h, head->p, head->n, data, n);
-	pthread_mutex_unlock(&t->order);
-	wake_sender(t);
-	return err;
-}
-
-CUresult sl_oneway_copy(const struct sl_copy_in *c, uint16_t op, const sl_buf *head, const void *data, size_t n)
-{
-	struct wire_request h = { .size = (uint32_t)(head->n + n), .op = op, .ctx = c->ctx };
-	struct sl_peer *t = c->t;
-	CUresult err = check(t, op, head, n);
-
-	if (err)
-		return err;
-	__atomic_fetch_add(&sl_stats.calls, 1, __ATOMIC_RELAXED);
-	if (sl_tls()->unkept && n >= BULK_MIN)
+	if (n >= BULK_MIN && sl_tls()->unkept)
 		return send_apart(t, &h, head, data, n);
 	pthread_mutex_lock(&t->order);
 	err = sl_send_frame(t, &h, head->p, head->n, data, n);
 	pthread_mutex_unlock(&t->order);
 	wake_sender(t);
 	return err;
+}
+
+CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n)
+{
+	uint32_t ctx;
+	struct sl_peer *t = sl_peer_route(head, &ctx);
+
+	return oneway(t, ctx, op, head, data, n);
+}
+
+CUresult sl_oneway_copy(const struct sl_copy_in *c, uint16_t op, const sl_buf *head, const void *data, size_t n)
+{
+	return oneway(c->t, c->ctx, op, head, data, n);
 }
 
 bool sl_send_soon(struct sl_peer *t, uint16_t op, const void *p, uint32_t n)

@@ -15,7 +15,7 @@ static int test_clock(struct timespec *t)
 	return 0;
 }
 
-#define clock_gettime(id, t) test_clock(t)
+#define clock_gettime(id, t) ((void)(id), test_clock(t))
 #include "attention.c"
 #undef clock_gettime
 

@@ -143,7 +143,7 @@ static bool waiting(void)
 	bool any;
 
 	pthread_mutex_lock(&peer->order);
-	any = peer->background.moved_waits;
+	any = peer->background.moved.waits;
 	pthread_mutex_unlock(&peer->order);
 	return any;
 }

@@ -155,7 +155,7 @@ static void stop(void)
 	__atomic_store_n(&ended, true, __ATOMIC_RELEASE);
 	while (threads) {
 		pthread_mutex_lock(&k->lock);
-		wake(&k->work, k->work_waits);
+		sl_bell_ring(&k->work);
 		threads = k->threads;
 		pthread_mutex_unlock(&k->lock);
 	}

@@ -10,6 +10,7 @@
 
 #include "throughput.h"
 #include "conf.h"
+#include "deadline.h"
 #include "peer.h"
 
 #define STRETCH (1u << 20)	/* bytes at least */
@@ -54,7 +55,6 @@ static bool look(struct sl_look *l, struct sl_peer *t)
 {
 	uint8_t info[256];
 	socklen_t len = sizeof info;
-	struct timespec now;
 	uint32_t unacked, notsent;
 	int held;
 
@@ -70,8 +70,7 @@ static bool look(struct sl_look *l, struct sl_peer *t)
 	} else {
 		return false;
 	}
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	l->ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+	l->ns = (uint64_t)sl_now_ns();
 	return true;
 }
 

@@ -19,6 +19,7 @@
 #include "compress.h"
 #include "content.h"
 #include "ctx.h"
+#include "deadline.h"
 #include "mapped.h"
 #include "mirror.h"
 #include "peer.h"
@@ -49,22 +50,6 @@ struct upload {
 	bool bulk;		/* ... and to go by bulk connections */
 	struct sl_content_way content;
 };
-
-static uint64_t processor_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static int64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* Whether it matters how fast the link is. */
 static bool measured(const struct sl_peer *t)
@@ -123,7 +108,8 @@ static void note_wait(struct upload *up)
 static size_t compress(struct upload *up, const uint8_t *p, size_t n, const uint8_t **out)
 {
 	struct sl_uploads *u = up->u;
-	uint64_t link, begun, took;
+	uint64_t link;
+	int64_t begun, took;
 	uint32_t rest;
 	size_t size;
 
@@ -136,9 +122,9 @@ static size_t compress(struct upload *up, const uint8_t *p, size_t n, const uint
 	}
 	if (!up->c && !(up->c = __atomic_exchange_n(&u->spare, NULL, __ATOMIC_ACQ_REL)) && !(up->c = sl_compressor_new(PART)))
 		return 0;
-	begun = processor_ns();
+	begun = sl_processor_ns();
 	size = sl_compress(up->c, p, n, out);
-	took = processor_ns() - begun;
+	took = sl_processor_ns() - begun;
 	/* The link would have taken n / link seconds. */
 	judge(u, size && (double)took * 2 * (double)link < (double)n * 1e9);
 	if (size && up->looks)
@@ -207,7 +193,7 @@ static size_t stored(struct upload *up, size_t at, CUresult *err)
 CUresult sl_upload_now(const struct sl_copy_in *c)
 {
 	CUresult err = CUDA_SUCCESS;
-	int64_t began = now_ns();
+	int64_t began = sl_now_ns();
 	struct upload up;
 
 	begin(&up, c->t, c->n);
@@ -236,7 +222,7 @@ CUresult sl_upload_now(const struct sl_copy_in *c)
 	sl_content_end(&up.content);
 	end(&up);
 	if (c->n >= SL_BACKGROUND_LEAST)
-		__atomic_store_n(&up.t->uploads.rate, (uint64_t)((double)c->n * 1e9 / (double)(now_ns() - began + 1)), __ATOMIC_RELAXED);
+		__atomic_store_n(&up.t->uploads.rate, (uint64_t)((double)c->n * 1e9 / (double)(sl_now_ns() - began + 1)), __ATOMIC_RELAXED);
 	return err;
 }
 

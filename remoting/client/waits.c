@@ -3,6 +3,7 @@
 #include "waits.h"
 #include "conf.h"
 #include "ctx.h"
+#include "deadline.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -31,12 +32,7 @@ void sl_waits_start(void)
 
 int64_t sl_waits_begin(void)
 {
-	struct timespec t;
-
-	if (__builtin_expect(!sl_waits_on, 1))
-		return 0;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
+	return __builtin_expect(!sl_waits_on, 1) ? 0 : sl_now_ns();
 }
 
 void sl_waits_end(int64_t since, bool asked)

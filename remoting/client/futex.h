@@ -1,0 +1,50 @@
+/* Waiting for another thread, by futexes: pthread_cond_wait is a cancellation point, and a thread that is cancelled in it keeps the lock. */
+#ifndef SLUICE_FUTEX_H
+#define SLUICE_FUTEX_H
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static inline void sl_futex_wait(uint32_t *w, uint32_t v, const struct timespec *t)
+{
+	syscall(SYS_futex, w, FUTEX_WAIT_PRIVATE, v, t, NULL, 0);
+}
+
+static inline void sl_futex_wake(uint32_t *w)
+{
+	syscall(SYS_futex, w, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* What threads wait for that hold a lock: a condition variable. Its fields are that lock's. */
+struct sl_bell {
+	uint32_t rung;	/* futex */
+	unsigned waits;	/* threads */
+};
+
+/* Waits for the bell, for ms milliseconds, or without end if ms is negative. Called with the lock held, which it releases while it waits. */
+static inline void sl_bell_wait(struct sl_bell *b, pthread_mutex_t *lock, int64_t ms)
+{
+	const struct timespec t = { ms / 1000, ms % 1000 * 1000000 };
+	uint32_t seen = __atomic_load_n(&b->rung, __ATOMIC_RELAXED);
+
+	b->waits++;
+	pthread_mutex_unlock(lock);
+	sl_futex_wait(&b->rung, seen, ms < 0 ? NULL : &t);
+	pthread_mutex_lock(lock);
+	b->waits--;
+}
+
+/* Wakes all threads that wait. Called with the lock held. */
+static inline void sl_bell_ring(struct sl_bell *b)
+{
+	__atomic_fetch_add(&b->rung, 1, __ATOMIC_RELAXED);
+	if (b->waits)
+		sl_futex_wake(&b->rung);
+}
+
+#endif
