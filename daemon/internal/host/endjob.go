@@ -150,7 +150,7 @@ func (h *Host) endHere(ctx context.Context, cluster, job string, nodes []string,
 		if hd.rec.Lease.Host == h.cfg.Node {
 			h.release(ctx, hd, reason, true)
 		} else {
-			h.view.granted(&hd.rec.Lease) // the owners are told below
+			h.view.granted(&hd.rec.Lease) // the loop below tells the owners
 			h.entrust(hd)                 // the owners end the lease with the job
 		}
 	}

@@ -161,7 +161,7 @@ func (h *Host) healthOf(ctx context.Context, p *peer, limit time.Duration) ([]rp
 	return believed(checks), nil
 }
 
-// believed makes what a node wrote short and printable: its failures first, then its warnings, of which it takes
+// believed makes the text that a node has written short and printable: failures come first, then warnings, of which it takes
 // fewer. A level that is not known counts as a failure.
 func believed(checks []rpc.Check) []rpc.Check {
 	var worst [maxChecks]rpc.Check // what of them is kept, and failures stand before warnings

@@ -69,10 +69,10 @@ func TestQuotaMessages(t *testing.T) {
 				at := time.Now()
 				f(i)
 				took = append(took, time.Since(at))
-				time.Sleep(time.Second) // what changed at the owners is told
+				time.Sleep(time.Second) // the owners tell the controller what has changed
 			}
 			after := m.sent()
-			delete(after, "Renew") // what is held is kept, whoever asks for more
+			delete(after, "Renew") // nodes renew the leases that they hold, whoever asks for more
 			delete(after, renewed)
 			var total float64
 			var each []string

@@ -124,7 +124,7 @@ type HeldChanges struct {
 type HeldQuestion struct {
 	ID       uint64 // of the owner that passes it on
 	Holdings []Holding
-	Owners   uint64 // a sum of the names of all owners that are meant: who asks and who answers have the same pools
+	Owners   uint64 // a checksum of the names of all owners in the pools, by which the controller finds out that its pools are the same
 }
 
 // HeldAnswer is a controller's answer to a question.
@@ -133,7 +133,7 @@ type HeldAnswer struct {
 	Sum HeldSum
 }
 
-// HeldSum is what leases have at those owners of which it is known.
+// HeldSum is what leases have at the owners that the controller can speak for.
 type HeldSum struct {
 	Known  bool     // by the controller; else nothing else is said
 	Held   []Held   // one for each holding, without what Unsure have

@@ -174,7 +174,7 @@ const forgetTime = maxWatch + 10*time.Second
 
 // forgetPromises deletes the notes of controllers that have not asked for a promise for a while: after a start nothing has to wait for them.
 func (o *Owner) forgetPromises() {
-	o.write.Lock() // so that a note that is made anew meanwhile stays
+	o.write.Lock() // otherwise a note that another call makes meanwhile would be deleted
 	defer o.write.Unlock()
 	now := o.clock.Up()
 	var old []string

@@ -27,7 +27,7 @@ func TestWatchHeld(t *testing.T) {
 	if p := c.Parts[0]; p.ID != l.ID || p.UID != l.Request.UID || p.Cluster != l.Request.Key.Cluster || p.Run {
 		t.Errorf("%+v", p)
 	}
-	// A grant is told with the next news only: it counts as the reservation did.
+	// The owner reports a grant only with its next news, because a grant counts as the reservation did.
 	must(t, n.Confirm(ctx, "h1", l.ID))
 	if news, _ := n.news("ctl", c.At); news {
 		t.Error("a grant is news")

@@ -38,7 +38,7 @@ type journal struct {
 type change struct {
 	lease.Ref        // without an id: of no lease
 	by        string // the controller that has got the lease, which need not be told
-	quiet     bool   // it is told with the next news only: nothing of the GPUs has changed
+	quiet     bool   // it can wait for the next news: nothing has changed on the GPUs
 }
 
 // add notes a change. mu is held for writing.

@@ -12,7 +12,7 @@ import (
 )
 
 // Editing slurm.conf for a site. A comment above every changed line has the old line, and a checksum of the new one. Added lines are
-// between two comments, the first of which has their checksum. So Remove restores the lines from before Add, whatever else
+// between two comments. The first comment has the checksum of the lines. So Remove restores the lines from before Add, whatever else
 // was changed since, and Add after a change of the pools begins with Remove.
 
 const (

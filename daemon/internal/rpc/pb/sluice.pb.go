@@ -5924,7 +5924,7 @@ type HeldQuestion struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // the owner's
 	Holdings      []*Holding             `protobuf:"bytes,2,rep,name=holdings,proto3" json:"holdings,omitempty"`
-	Owners        uint64                 `protobuf:"fixed64,3,opt,name=owners,proto3" json:"owners,omitempty"` // a sum of the names of all owners that are meant
+	Owners        uint64                 `protobuf:"fixed64,3,opt,name=owners,proto3" json:"owners,omitempty"` // a checksum of the names of all owners in the pools
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
