@@ -172,19 +172,24 @@ func (o *Owner) actIdle(t turn) {
 	}
 	idle := t.idle.Round(time.Second)
 	reason := "idle: no work for " + idle.String() + ", lease.idle in sluice.yaml of " + o.cfg.Name + ": " + t.act.Action
-	if t.act.Action == IdleEnd && !o.endIdle(&t, reason) {
+	ends := t.act.Action == IdleEnd
+	if ends && !o.markIdle(&t, reason) {
 		return
 	}
 	o.log.Warn("lease is idle", "lease", t.e.id, "job", t.l.Request.Key.String(), "uid", t.l.Request.UID, "host", t.l.Host, "idle", idle, "action", t.act.Action)
 	_ = o.cfg.Audit.Write(o.event(audit.Idle, &t.l, reason)) // the audit log counts the lines that it loses
+	if ends {
+		o.finish(t.e) // after the line that says why: the ends of its sessions are lines of that log too
+	}
 	if t.act.Command != "" && o.cfg.Notice != nil {
 		o.cfg.Notice(Notice{Command: t.act.Command, Lease: t.l, Idle: t.idle, Action: t.act.Action})
 	}
 }
 
-// endIdle begins the end of a lease, unless it has got a session meanwhile.
-func (o *Owner) endIdle(t *turn, reason string) bool {
+// markIdle writes down that a lease ends, unless it has got a session meanwhile.
+func (o *Owner) markIdle(t *turn, reason string) bool {
 	o.write.Lock()
+	defer o.write.Unlock()
 	o.mu.Lock()
 	still := !t.e.ending && o.leases[t.e.id] == t.e && t.e.starting == 0 && t.e.opens == t.opens
 	if !still {
@@ -194,10 +199,6 @@ func (o *Owner) endIdle(t *turn, reason string) bool {
 	if still {
 		o.point("reclaim-1-found")
 		o.mark(t.e, ending{audit.Reclaim, reason, true})
-	}
-	o.write.Unlock()
-	if still {
-		o.finish(t.e)
 	}
 	return still
 }
