@@ -162,7 +162,8 @@ func TestGatesTogether(t *testing.T) {
 		t.Errorf("%d members remain", n)
 	}
 	for _, s := range b.Read() {
-		if s.Wants || s.Turns == 0 || len(s.Late) != 0 || s.Owes != 0 {
+		// A busy machine has the work of some turns end after them, and who works no more pays no more.
+		if s.Wants || s.Turns == 0 || len(s.Late) != 0 || s.Owes > time.Duration(s.Overruns)*s.Longest {
 			t.Errorf("%+v", s)
 		}
 	}
