@@ -74,7 +74,7 @@ func serve(ctx context.Context, cfg *config.Config, path string) error {
 	// A daemon that mostly waits rather collects more often than it holds memory
 	// that the node's jobs could use.
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(40)
+		debug.SetGCPercent(25)
 	}
 	_ = process.SetOOMScore(process.OOMDaemon) // only root may; its unit does as well
 	log, level := node.Logger(os.Stderr, cfg.Log.Level, cfg.Log.Format)

@@ -13,12 +13,6 @@ import (
 // meet asks an owner that answers, or answers again, for its leases of this node. It takes over
 // those that this host does not know, and asks other owners for their parts of them.
 func (h *Host) meet(ctx context.Context, p *peer) {
-	p.mu.Lock()
-	known := p.known
-	p.mu.Unlock()
-	if known {
-		return
-	}
 	list, err := h.listOf(ctx, p, h.cfg.Node)
 	if err != nil {
 		return
@@ -37,12 +31,10 @@ func (h *Host) meet(ctx context.Context, p *peer) {
 // round. In a large pool that is not asked of every owner: of those that were away, those of
 // which the ledger had leases when this daemon began, and all where there was no ledger.
 func (h *Host) meets(p *peer) bool {
-	if !h.large() || h.cfg.Ledger.Epoch() <= 1 || h.began[p.name] {
-		return true
-	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.was
+	known, was := p.known, p.was
+	p.mu.Unlock()
+	return !known && (was || !h.large() || h.cfg.Ledger.Epoch() <= 1 || h.began[p.name])
 }
 
 // meetSoon has the first round ask the owners that meets names.

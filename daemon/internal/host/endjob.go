@@ -335,9 +335,20 @@ func (h *Host) LastEpoch(ctx context.Context, cluster, job string) (last uint64)
 
 // All returns what every owner has, for a controller: leases by owner, and for each owner
 // without an answer the error.
-func (h *Host) All(ctx context.Context) (map[string][]lease.Status, map[string]error) {
-	leases, errs := make(map[string][]lease.Status), make(map[string]error)
-	for _, a := range askAll(ctx, h, h.owners(), false, func(ctx context.Context, o lease.Owner) ([]lease.Status, error) { return o.List(ctx, "") }) {
+func (h *Host) All(ctx context.Context) (map[string][]lease.Brief, map[string]error) {
+	leases, errs := make(map[string][]lease.Brief), make(map[string]error)
+	list := func(ctx context.Context, o lease.Owner) ([]lease.Brief, error) {
+		all, err := o.List(ctx, "")
+		brief := make([]lease.Brief, len(all))
+		for i := range all {
+			brief[i] = all[i].Brief()
+			if k := &brief[i].Key; k.Cluster == h.cfg.Cluster {
+				k.Cluster = h.cfg.Cluster // one string for all
+			}
+		}
+		return brief, err
+	}
+	for _, a := range askAll(ctx, h, h.owners(), false, list) {
 		if a.err != nil {
 			errs[a.peer.name] = a.err
 		} else {

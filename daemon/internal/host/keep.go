@@ -127,26 +127,34 @@ func (h *Host) round(ctx context.Context, renew bool) {
 		peers = append(peers, p)
 	}
 	h.mu.Unlock()
-	var wg sync.WaitGroup
-	for _, p := range peers {
-		wg.Go(func() {
-			if p.down() != nil {
-				if !p.due(time.Now()) {
-					return
-				}
-				if _, err := p.inventory(ctx, h, 0); err != nil {
-					return
-				}
-			}
-			if h.meets(p) {
-				h.meet(ctx, p)
-			}
-			if renew {
-				h.renew(ctx, p)
-			}
-		})
+	var ids map[string][]string
+	if renew {
+		ids = h.used()
 	}
-	wg.Wait()
+	// Of thousands most have nothing to be told.
+	now := time.Now()
+	peers = slices.DeleteFunc(peers, func(p *peer) bool {
+		if p.down() != nil {
+			return !p.due(now)
+		}
+		return !h.meets(p) && len(ids[p.name]) == 0
+	})
+	groups(len(peers), func(i int) {
+		p := peers[i]
+		mine := ids[p.name]
+		if p.down() != nil {
+			if _, err := p.inventory(ctx, h, 0); err != nil {
+				return
+			}
+		}
+		if h.meets(p) {
+			h.meet(ctx, p)
+			if renew {
+				mine = h.used()[p.name] // more may have been found
+			}
+		}
+		h.renew(ctx, p, mine)
+	})
 	h.catchUp(ctx)
 	h.endJobs(ctx)
 }
@@ -174,17 +182,25 @@ func (h *Host) catchUp(ctx context.Context) {
 	wg.Wait()
 }
 
-// renew tells an owner which of its leases are used. The answer names those that it no longer
-// has.
-func (h *Host) renew(ctx context.Context, p *peer) {
-	var ids []string
+// used returns the ids of the leases that are used, by owner.
+func (h *Host) used() map[string][]string {
+	ids := make(map[string][]string)
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	for id, hd := range h.leases {
-		if hd.rec.Phase == granted && slices.ContainsFunc(hd.rec.Lease.Grants, func(g lease.Grant) bool { return g.Owner == p.name }) {
-			ids = append(ids, id)
+		if hd.rec.Phase != granted {
+			continue
+		}
+		for _, o := range lease.Owners(hd.rec.Lease.Grants) {
+			ids[o] = append(ids[o], id)
 		}
 	}
-	h.mu.Unlock()
+	return ids
+}
+
+// renew tells an owner which of its leases are used. The answer names those that it no longer
+// has.
+func (h *Host) renew(ctx context.Context, p *peer, ids []string) {
 	if len(ids) == 0 {
 		return
 	}

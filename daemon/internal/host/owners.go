@@ -7,6 +7,8 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
@@ -51,20 +53,56 @@ type heard[T any] struct {
 	err  error
 }
 
+// Thousands of calls that begin together take memory for all of them, and more time than each of them has. So they begin in
+// groups of groupSize, each when the one before has ended, or groupTime later at most: few that hang hold up nobody for long.
+const (
+	groupSize = 16
+	groupTime = 125 * time.Millisecond
+)
+
+// groups calls f for 0 to n-1 on goroutines of their own, and waits for all.
+func groups(n int, f func(int)) {
+	var all sync.WaitGroup
+	for first := 0; first < n; first += groupSize {
+		last := min(first+groupSize, n)
+		var left atomic.Int32
+		left.Store(int32(last - first))
+		ended := make(chan struct{})
+		for i := first; i < last; i++ {
+			all.Go(func() {
+				f(i)
+				if left.Add(-1) == 0 {
+					close(ended)
+				}
+			})
+		}
+		if last == n {
+			break
+		}
+		t := time.NewTimer(groupTime)
+		select {
+		case <-ended:
+		case <-t.C:
+		}
+		t.Stop()
+	}
+	all.Wait()
+}
+
 // askAll asks owners at the same time. With all it also asks those that were away.
 func askAll[T any](ctx context.Context, h *Host, peers []*peer, all bool, f func(context.Context, lease.Owner) (T, error)) []heard[T] {
 	out := make([]heard[T], len(peers))
-	var wg sync.WaitGroup
+	asked := make([]int, 0, len(peers))
 	for i, p := range peers {
 		out[i].peer = p
-		if out[i].err = p.down(); out[i].err != nil && !all {
-			continue
+		if out[i].err = p.down(); out[i].err == nil || all {
+			asked = append(asked, i)
 		}
-		wg.Go(func() {
-			out[i].v, out[i].err = question(ctx, h, p, f)
-		})
 	}
-	wg.Wait()
+	groups(len(asked), func(n int) {
+		a := &out[asked[n]]
+		a.v, a.err = question(ctx, h, a.peer, f)
+	})
 	return out
 }
 

@@ -149,6 +149,7 @@ func (p *peer) inventory(ctx context.Context, h *Host, age time.Duration) (lease
 	for i := range inv.GPUs {
 		inv.GPUs[i].Owner = p.name // whatever name the answer has
 	}
+	inv.GPUs = p.same(inv.GPUs)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.inv, p.at = inv, asked
@@ -241,14 +242,15 @@ func (h *Host) survey(ctx context.Context, owners []Peer, age time.Duration, all
 			up++
 		}
 	}
-	var wg sync.WaitGroup
+	asked := make([]*view, 0, len(views))
 	for i := range views {
-		v := &views[i]
-		if v.peer == nil || v.err != nil && !all && up > 0 {
-			continue
+		if v := &views[i]; v.peer != nil && (v.err == nil || all || up == 0) {
+			asked = append(asked, v)
 		}
-		wg.Go(func() { v.inv, v.err = v.peer.inventory(ctx, h, age) })
 	}
-	wg.Wait()
+	groups(len(asked), func(n int) {
+		v := asked[n]
+		v.inv, v.err = v.peer.inventory(ctx, h, age)
+	})
 	return views
 }

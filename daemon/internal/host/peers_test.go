@@ -88,7 +88,7 @@ func TestRenewalBesideSet(t *testing.T) {
 			return a.calls["set"] > 0
 		})
 		a.set(func() { a.forgot = true }) // and what was on its way to it still changes the lease
-		s.renew(t.Context(), p)
+		s.renew(t.Context(), p, s.used()[p.name])
 		close(ended)
 		wg.Wait()
 		a.set(func() { clear(a.leases) })

@@ -95,6 +95,7 @@ func (h *Host) watchOwner(ctx context.Context, p *peer) {
 			for i := range c.Inventory.GPUs {
 				c.Inventory.GPUs[i].Owner = p.name
 			}
+			c.Inventory.GPUs = p.same(c.Inventory.GPUs)
 			late, err = h.view.learn(p.name, c)
 		}
 		switch code := lease.CodeOf(err); {
@@ -142,6 +143,16 @@ func (h *Host) ask(ctx context.Context, p *peer) (lease.Changes, error) {
 		p.note(h, err)
 	}
 	return c, err
+}
+
+// same returns the list that is kept already if it says the same: the overview and this peer then keep one.
+func (p *peer) same(gpus []lease.GPU) []lease.GPU {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if slices.Equal(gpus, p.inv.GPUs) {
+		return p.inv.GPUs
+	}
+	return gpus
 }
 
 // heard keeps an inventory that the owner has given without being asked for it.

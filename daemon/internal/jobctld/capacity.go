@@ -26,7 +26,7 @@ const (
 // holdBack reserves licences in Slurm until as many are free as the pools can serve: for GPUs
 // that are ill or away, and for what others than this cluster's jobs hold. It leaves the
 // totals alone, so that jobs that are too large for the rest stay pending.
-func (s *Service) holdBack(ctx context.Context, leases map[string][]lease.Status, silent map[string]error) error {
+func (s *Service) holdBack(ctx context.Context, leases map[string][]lease.Brief, silent map[string]error) error {
 	have, err := s.cfg.Slurm.Licences(ctx)
 	if err != nil {
 		return err
@@ -111,7 +111,7 @@ func (s *Service) reserveAll(ctx context.Context, have map[string]slurm.Licence,
 
 // held returns the percent of each GPU that is granted to leases outside of this cluster's
 // jobs, and to these jobs, by GPU.
-func (s *Service) held(leases map[string][]lease.Status) (foreign, ours map[string]uint64) {
+func (s *Service) held(leases map[string][]lease.Brief) (foreign, ours map[string]uint64) {
 	foreign, ours = map[string]uint64{}, map[string]uint64{}
 	for _, list := range leases {
 		for _, l := range list {
@@ -119,7 +119,7 @@ func (s *Service) held(leases map[string][]lease.Status) (foreign, ours map[stri
 				continue
 			}
 			out := foreign
-			if l.Request.Key.Cluster == s.cfg.Cluster && form.IsJobID(l.Request.Key.Job) {
+			if l.Key.Cluster == s.cfg.Cluster && form.IsJobID(l.Key.Job) {
 				out = ours
 			}
 			for _, g := range l.Grants {

@@ -34,7 +34,7 @@ type Host interface {
 	Refused(k lease.Key, uid uint32, err error, times int)
 	EndJob(ctx context.Context, cluster, job string, nodes []string, upTo uint64, reason string) (unreached []string, err error)
 	Reports(ctx context.Context, cluster, job string) ([]lease.Report, error)
-	All(ctx context.Context) (map[string][]lease.Status, map[string]error)
+	All(ctx context.Context) (map[string][]lease.Brief, map[string]error)
 	Epoch() uint64
 	LastEpoch(ctx context.Context, cluster, job string) uint64
 }

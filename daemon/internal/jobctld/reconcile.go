@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +29,7 @@ func (s *Service) runReconcile(ctx context.Context) {
 		case <-t.C:
 		}
 		s.Reconcile(ctx)
+		debug.FreeOSMemory() // a look at tens of thousands of leases and jobs makes more garbage than the daemon does in minutes
 	}
 }
 
@@ -55,7 +57,7 @@ func (s *Service) Reconcile(ctx context.Context) {
 
 // commentIdle has the AdminComment of each Slurm job say that a lease of it is idle, once, where the owner's site says that this is too long.
 // The comment says so until the job's report takes its place, even if the lease works again.
-func (s *Service) commentIdle(leases map[string][]lease.Status) {
+func (s *Service) commentIdle(leases map[string][]lease.Brief) {
 	if !s.cfg.State.Settings().Report {
 		return
 	}
@@ -66,7 +68,7 @@ func (s *Service) commentIdle(leases map[string][]lease.Status) {
 	s.mu.Unlock()
 	for _, owner := range slices.Sorted(maps.Keys(leases)) {
 		for _, l := range leases[owner] {
-			k := l.Request.Key
+			k := l.Key
 			if !l.IdleNoted || k.Cluster != s.cfg.Cluster || !form.IsJobID(k.Job) || l.State != lease.Granted || now[l.ID] {
 				continue
 			}
@@ -81,7 +83,7 @@ func (s *Service) commentIdle(leases map[string][]lease.Status) {
 }
 
 // endStray ends the leases that had no job at this look and the one before.
-func (s *Service) endStray(ctx context.Context, leases map[string][]lease.Status, running map[string]slurm.JobState) {
+func (s *Service) endStray(ctx context.Context, leases map[string][]lease.Brief, running map[string]slurm.JobState) {
 	s.mu.Lock()
 	before := s.orphans
 	s.mu.Unlock()
@@ -89,14 +91,14 @@ func (s *Service) endStray(ctx context.Context, leases map[string][]lease.Status
 	done := map[string]bool{}
 	for _, list := range leases {
 		for _, l := range list {
-			k := l.Request.Key
+			k := l.Key
 			if k.Cluster != s.cfg.Cluster || !form.IsJobID(k.Job) || l.State == lease.Ended || done[l.ID] {
 				continue
 			}
 			done[l.ID] = true
 			j, known := running[k.Job]
 			// A requeued job has the next run's restart count already while it completes.
-			if known && j.On(k.Node) && (j.Restarts <= l.Request.Restart || j.State == "COMPLETING") {
+			if known && j.On(k.Node) && (j.Restarts <= l.Restart || j.State == "COMPLETING") {
 				continue
 			}
 			why := "Slurm no longer has its job"

@@ -182,3 +182,29 @@ type Status struct {
 	Idle      time.Duration `json:"idle"`
 	IdleNoted bool          `json:"idle_noted,omitempty"`
 }
+
+// Brief is what a controller compares of a lease with Slurm's jobs and licences. It has tens of thousands of them at a time.
+type Brief struct {
+	ID        string
+	Key       Key
+	Restart   uint32
+	State     State
+	Grants    []BriefGrant
+	Idle      time.Duration // as in Status
+	IdleNoted bool
+}
+
+// BriefGrant is a grant of a Brief.
+type BriefGrant struct {
+	GPU     string
+	Percent uint32
+}
+
+// Brief returns what is compared of it.
+func (s *Status) Brief() Brief {
+	b := Brief{ID: s.ID, Key: s.Request.Key, Restart: s.Request.Restart, State: s.State, Idle: s.Idle, IdleNoted: s.IdleNoted, Grants: make([]BriefGrant, len(s.Grants))}
+	for i, g := range s.Grants {
+		b.Grants[i] = BriefGrant{g.GPU, g.Percent}
+	}
+	return b
+}

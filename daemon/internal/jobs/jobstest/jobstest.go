@@ -236,14 +236,18 @@ func (h *Host) Reports(_ context.Context, _, job string) ([]lease.Report, error)
 }
 
 // All returns every lease there is, and Extra.
-func (h *Host) All(context.Context) (map[string][]lease.Status, map[string]error) {
+func (h *Host) All(context.Context) (map[string][]lease.Brief, map[string]error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	out := slices.Clone(h.Extra)
-	for _, l := range h.Leases {
-		out = append(out, lease.Status{Lease: l})
+	var out []lease.Brief
+	for i := range h.Extra {
+		out = append(out, h.Extra[i].Brief())
 	}
-	return map[string][]lease.Status{"g1": out}, h.Silent
+	for _, l := range h.Leases {
+		s := lease.Status{Lease: l}
+		out = append(out, s.Brief())
+	}
+	return map[string][]lease.Brief{"g1": out}, h.Silent
 }
 
 // Pool returns Pools.
