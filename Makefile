@@ -33,7 +33,7 @@ CFLAGS_BASE := -ffile-prefix-map=$(CURDIR)=. -std=gnu11 -Wall -Wextra -Werror -f
 CFLAGS ?= -O2 -g
 
 .PHONY: all
-all: shim simgpu spank go-bins hook
+all: shim simgpu simverbs spank go-bins hook
 
 include $(sort $(wildcard remoting/*/build.mk)) spank/build.mk oci-hook/build.mk
 
@@ -205,6 +205,8 @@ test-c: cuda-programs
 	$(MAKE) -j2 shim-check
 	$(MAKE) -j2 simgpu-check
 	$(MAKE) -j2 simgpu-check SAN=address,undefined
+	$(MAKE) -j2 simverbs-check verbs-check
+	$(MAKE) -j2 simverbs-check verbs-check SAN=thread
 	$(MAKE) spank-check
 
 # What takes longest begins, lest it be the last one running; owners' long history, for which the race detector is too slow, has one

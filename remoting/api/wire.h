@@ -105,6 +105,10 @@
 #define SL_BULK_TO_CLIENT 1
 #define SL_PIECE_WINDOW 8388608
 #define SL_PIECE_BYE 1
+#define SL_RDMA_CONTROL 4096
+#define SL_RDMA_RING 2097152
+#define SL_RDMA_MESSAGE 262144
+#define SL_RDMA_RECEIVES 256
 #define SL_SHM_TO_WORKER 0
 #define SL_SHM_TO_CLIENT 1024
 #define SL_SHM_DATA 4096
@@ -180,6 +184,7 @@
 #define SL_FEATURE_SHM 1
 #define SL_FEATURE_RESUME 2
 #define SL_FEATURE_COMPRESS 4
+#define SL_FEATURE_RDMA 8
 
 /* Statuses of a WELCOME and of a lease's socket. */
 #define SL_STATUS_OK 0
@@ -835,6 +840,20 @@ struct wire_attached {
 	uint64_t received;
 };
 _Static_assert(sizeof(struct wire_attached) == 24, "ATTACHED");
+
+struct wire_verbs_card {
+	uint8_t gid[16];
+	uint64_t addr;
+	uint32_t rkey;
+	uint32_t qpn;
+	uint32_t psn;
+	uint32_t size;
+	uint32_t lid;
+	uint32_t mtu;
+	uint32_t link;
+	uint8_t zero1[4];
+};
+_Static_assert(sizeof(struct wire_verbs_card) == 56, "VERBS_CARD");
 
 struct wire_lease_request {
 	char magic[8];

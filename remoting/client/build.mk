@@ -20,11 +20,12 @@ SHIM_OLD := $(if $(SAN),,-fno-stack-protector -U_FORTIFY_SOURCE)
 SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread -fno-plt -mtls-dialect=gnu2 \
 	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
 
-SHIM_SRC := session send resume wait receive print stats timeline waits entry errlog coredump checkpoint notify managedbatch attention route place peeraccess delivery connect forms conf exchange lease log codec shmring handles error errstate device ctx ctxprops ctxlocal upload background bulk bulkup bulkdown compress content throughput stream capture event record hostfn export_tables compilecache integrity procaddr \
+SHIM_SRC := session send resume wait receive print stats timeline waits entry errlog coredump checkpoint notify managedbatch attention route place peeraccess delivery connect rdmalink forms conf exchange lease log codec shmring handles error errstate device ctx ctxprops ctxlocal upload background bulk bulkup bulkdown compress content throughput stream capture event record hostfn export_tables compilecache integrity procaddr \
 	load jit link module kernel fatbin sha256 version launch legacy ranges guard memory hostmem hostpool operand fill copy copy3d vmm occupancy profiler graph graphnode graphhost graphread pool ipc tensormap texref green mapped pointers mirror ahead changes trap managed \
 	poller area shared staged nccl transfer gen_stubs gen_exports gen_names gen_forms gen_fingerprint
-SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o)
-SHIM_HDR := $(wildcard $(SHIM)/*.h) remoting/api/cuabi.h remoting/api/cuprotos.h remoting/api/wire.h
+SHIM_VERBS := stream device library
+SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o) $(SHIM_VERBS:%=$(SHIM_OUT)/o/verbs/%.o)
+SHIM_HDR := $(wildcard $(SHIM)/*.h remoting/verbs/*.h) remoting/api/cuabi.h remoting/api/cuprotos.h remoting/api/wire.h
 SHIM_LIB := $(SHIM_OUT)/libcuda.so.1
 
 .PHONY: shim shim-check
@@ -35,6 +36,10 @@ shim: $(SHIM_LIB) build/shim/libnvidia-ml.so.1
 # The Makefile says of which commit this is.
 $(SHIM_OUT)/o/version.o: SHIM_CFLAGS += -DSLUICE_VERSION='"$(or $(VERSION),unknown)"'
 $(SHIM_OUT)/o/version.o: $(VERSION_FILE)
+
+$(SHIM_OUT)/o/verbs/%.o: remoting/verbs/%.c $(SHIM_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -c -o $@ $<
 
 $(SHIM_OUT)/o/%.o: $(SHIM)/%.c $(SHIM_HDR)
 	@mkdir -p $(@D)

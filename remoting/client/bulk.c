@@ -62,7 +62,7 @@ struct sl_bulk *sl_bulk_new(struct sl_peer *t)
 	unsigned n;
 	bool told;
 
-	if (t->shm || lacks(t) || !(n = wanted(&told)) || !(b = calloc(1, sizeof *b)))
+	if (t->shm || t->rdma || lacks(t) || !(n = wanted(&told)) || !(b = calloc(1, sizeof *b)))
 		return NULL;
 	b->wants = n;
 	b->told = told;

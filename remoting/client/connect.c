@@ -352,7 +352,8 @@ bool sl_snapshot_add(struct sl_snapshot *all, const struct sl_snapshot *one)
 static bool say_hello(int fd, const struct sl_ask *ask, bool shm, const uint8_t token[16], uint32_t session, int64_t deadline)
 {
 	struct wire_hello h = {
-		.version = SL_VERSION, .kind = ask->kind, .features = shm ? SL_FEATURE_SHM : (ask->resume ? SL_FEATURE_RESUME : 0) | (ask->compress ? SL_FEATURE_COMPRESS : 0),
+		.version = SL_VERSION, .kind = ask->kind, .features = shm ? SL_FEATURE_SHM : (ask->resume ? SL_FEATURE_RESUME : 0) | (ask->compress ? SL_FEATURE_COMPRESS : 0) |
+			    (ask->rdma ? SL_FEATURE_RDMA : 0),
 		.pid = (uint32_t)getpid(), .uid = (uint32_t)geteuid(), .mem = session,
 	};
 

@@ -14,6 +14,7 @@ struct sl_ask {
 	int patience_ms;	/* for each step: see sl_connect */
 	bool shm;		/* offer shared memory to a worker on this node */
 	bool resume;		/* offer to make a lost connection again */
+	bool rdma;		/* offer RDMA */
 	bool compress;		/* offer to compress copies */
 	bool quiet;		/* log no failure as an error: it will be tried again */
 };

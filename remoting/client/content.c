@@ -53,7 +53,7 @@ struct sl_content *sl_content_new(struct sl_peer *t)
 	struct sl_content *k;
 	int most = sl_processors() / 2;
 
-	if (t->shm || lacks(t) || (v && !strcmp(v, "0")) || !(told || sl_link_matters(t->fd)))
+	if (t->shm || t->rdma || lacks(t) || (v && !strcmp(v, "0")) || !(told || sl_link_matters(t->fd)))
 		return NULL;
 	k = calloc(1, sizeof *k);
 	if (k && !(k->ranges = malloc(SL_CONTENT_RANGES * sizeof *k->ranges))) {

@@ -32,6 +32,7 @@
 #define SL_MIXED "devices of several owners" /* what one call cannot name */
 
 struct sl_bulk;
+struct sl_rdma;
 struct sl_content;
 struct sl_waiter;
 
@@ -41,6 +42,7 @@ struct sl_peer {
 	uint32_t keepalive_ms;
 	uint32_t first;		/* its first device among all */
 	struct sl_shm *shm;	/* NULL: the socket carries the frames */
+	struct sl_rdma *rdma;	/* NULL: the socket carries the frames; it goes with the connection that it was agreed on for, under drain */
 	struct sl_resume *again; /* NULL: the session ends with its connection; see resume.h */
 	uint8_t *lacks;		/* see sl_connection */
 	struct sl_uploads uploads;

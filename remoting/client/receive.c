@@ -20,6 +20,7 @@
 #include "session.h"
 #include "shmring.h"
 #include "timeline.h"
+#include "../verbs/rdma.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -34,12 +35,12 @@ ssize_t sl_socket_read(struct sl_peer *t, void *p, size_t n)
 	int64_t since = 0;
 
 	while (sl_look(&since, &t->owing)) {
-		ssize_t r = recv(t->fd, p, n, MSG_DONTWAIT);
+		ssize_t r = t->rdma ? sl_rdma_read(t->rdma, p, n, 0) : recv(t->fd, p, n, MSG_DONTWAIT);
 
 		if (r >= 0 || errno != EAGAIN)
 			return r;
 	}
-	return recv(t->fd, p, n, 0);
+	return t->rdma ? sl_rdma_read(t->rdma, p, n, (int)t->keepalive_ms) : recv(t->fd, p, n, 0);
 }
 
 /* Receives some bytes; 0 at the end, -1 with errno. */

@@ -18,6 +18,7 @@
 #include "log.h"
 #include "peer.h"
 #include "session.h"
+#include "../verbs/rdma.h"
 
 #define RAW (64u << 10)		/* pieces that have been read and not taken apart */
 #define STRAIGHT (32u << 10)	/* reads of this size and more go past them */
@@ -305,6 +306,9 @@ static bool go_on(struct sl_peer *t, const struct wire_attached *a)
 	}
 	close(r->next.fd);
 	r->next.fd = -1;
+	/* Over another connection the stream goes by TCP: what has failed may fail again. */
+	sl_rdma_free(t->rdma);
+	t->rdma = NULL;
 	pthread_mutex_unlock(&t->drain);
 	if (!good) {
 		sl_die(CUDA_ERROR_UNKNOWN, "the worker says to have received what was not sent");
@@ -393,7 +397,8 @@ bool sl_resume_bye(struct sl_peer *t)
 			return false;
 		nanosleep(&nap, NULL);
 	}
-	sent = !t->again->cut && send(t->fd, &h, sizeof h, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof h;
+	sent = !t->again->cut && (t->rdma ? sl_rdma_write(t->rdma, &(struct iovec){ &h, sizeof h }, 1, BYE_MS) == (ssize_t)sizeof h && sl_rdma_flush(t->rdma, BYE_MS) :
+					    send(t->fd, &h, sizeof h, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof h);
 	if (sent) {
 		/* The worker may be busy, and looks at what it has been sent once the stream ends. */
 		shutdown(t->fd, SHUT_WR);

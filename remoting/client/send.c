@@ -17,6 +17,7 @@
 #include "session.h"
 #include "shmring.h"
 #include "stats.h"
+#include "../verbs/rdma.h"
 
 #include <errno.h>
 #include <string.h>
@@ -35,8 +36,14 @@ bool sl_send_parts(struct sl_peer *t, struct iovec *iov, int n)
 {
 	while (n) {
 		struct msghdr m = { .msg_iov = iov, .msg_iovlen = (size_t)n };
-		ssize_t w = t->shm ? sl_shm_write(t->shm, iov, n, (int)t->keepalive_ms) :
-				     syscall(SYS_sendmsg, t->fd, &m, MSG_NOSIGNAL); /* no cancellation point: locks are held */
+		ssize_t w;
+
+		if (t->shm)
+			w = sl_shm_write(t->shm, iov, n, (int)t->keepalive_ms);
+		else if (t->rdma)
+			w = sl_rdma_write(t->rdma, iov, n, (int)t->keepalive_ms);
+		else
+			w = syscall(SYS_sendmsg, t->fd, &m, MSG_NOSIGNAL); /* no cancellation point: locks are held */
 
 		if (w < 0) {
 			if (errno == EINTR)

@@ -28,7 +28,9 @@
 #include "peer.h"
 #include "print.h"
 #include "resume.h"
+#include "rdmalink.h"
 #include "shmring.h"
+#include "../verbs/rdma.h"
 #include "snapshot.h"
 #include "stats.h"
 #include "timeline.h"
@@ -36,6 +38,7 @@
 #include "waits.h"
 
 #define CONNECT_MS 10000
+#define BYE_MS 100	/* how long it waits for its last bytes to leave the machine */
 #define GONE_MS 500	/* how long the end of the process waits for the ends of its sessions */
 
 enum { ST_NEW, ST_LIVE, ST_DEAD, ST_EXITING };
@@ -121,6 +124,8 @@ static bool say_bye(struct sl_peer *t)
 {
 	if (t->again)
 		return sl_resume_bye(t);
+	if (t->rdma && !sl_rdma_flush(t->rdma, BYE_MS))
+		return false;
 	return !shutdown(t->fd, SHUT_WR);
 }
 
@@ -185,6 +190,8 @@ static void in_child(void)
 		if (sl_peers[i].fd >= 0)
 			close(sl_peers[i].fd);
 		sl_peers[i].fd = -1;
+		if (sl_peers[i].rdma)
+			sl_rdma_forked(sl_peers[i].rdma);
 		if (sl_peers[i].again)
 			sl_resume_forked(&sl_peers[i]);
 		sl_bulk_forked(&sl_peers[i]);
@@ -249,13 +256,14 @@ static bool may_compress(void)
 
 static bool compresses(const struct sl_peer *t, const struct sl_snapshot *snap)
 {
-	return snap->features & SL_FEATURE_COMPRESS && !t->shm && sl_link_matters(t->fd);
+	return snap->features & SL_FEATURE_COMPRESS && !t->shm && !t->rdma && sl_link_matters(t->fd);
 }
 
 /* Connects to one owner and appends its devices to the list. */
 static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *snap, unsigned *owners)
 {
-	const struct sl_ask ask = { .kind = SL_SESSION_COMPUTE, .owner = i, .patience_ms = CONNECT_MS, .shm = true, .resume = true, .compress = may_compress() };
+	const struct sl_ask ask = { .kind = SL_SESSION_COMPUTE, .owner = i, .patience_ms = CONNECT_MS, .shm = true, .resume = true,
+				    .rdma = sl_rdma_offers(), .compress = may_compress() };
 	struct sl_snapshot *all = &S.snap;
 	struct sl_connection c;
 	CUresult err;
@@ -270,6 +278,10 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 	t->keepalive_ms = snap->keepalive_ms;
 	if (c.shm >= 0 && !(t->shm = sl_shm_attach(c.shm))) {
 		sl_log(SL_ERROR, "the worker's shared memory cannot be mapped: %s", strerror(errno));
+		return CUDA_ERROR_SYSTEM_NOT_READY;
+	}
+	if (snap->features & SL_FEATURE_RDMA && !sl_rdma_agree(t)) {
+		sl_log(SL_ERROR, "the connection was lost while RDMA was agreed on: %s", strerror(errno));
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
 	sl_throughput_init(&t->uploads.throughput);
@@ -300,6 +312,7 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 
 static void drop_peer(struct sl_peer *t)
 {
+	sl_rdma_free(t->rdma);
 	if (t->fd >= 0)
 		close(t->fd);
 	if (t->ring && t->ring != MAP_FAILED)

@@ -58,6 +58,8 @@ static bool look(struct sl_look *l, struct sl_peer *t)
 	uint32_t unacked, notsent;
 	int held;
 
+	if (t->rdma)
+		return false;
 	if (!getsockopt(t->fd, IPPROTO_TCP, TCP_INFO, info, &len) && len >= INFO_SIZE) {
 		memcpy(&unacked, info + UNACKED, sizeof unacked);
 		memcpy(&notsent, info + NOTSENT, sizeof notsent);

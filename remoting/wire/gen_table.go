@@ -206,6 +206,14 @@ const (
 	PieceWindow = 8388608
 	// PieceBye: in a PIECE's flags: the client's process ends, and nothing follows.
 	PieceBye = 1
+	// RdmaControl: bytes in front of a ring, of which the first 16 are two u64: bytes that the other side has read in its ring, and messages that it has received.
+	RdmaControl = 4096
+	// RdmaRing: bytes of data of a ring.
+	RdmaRing = 2097152
+	// RdmaMessage: most bytes in one message.
+	RdmaMessage = 262144
+	// RdmaReceives: messages that a side can receive before it has looked at them.
+	RdmaReceives = 256
 	// ShmToWorker: offset of the control of the ring from client to worker.
 	ShmToWorker = 0
 	// ShmToClient: offset of the control of the ring from worker to client.
@@ -356,6 +364,8 @@ const (
 	FeatureResume = 2
 	// FeatureCompress: in a HELLO: the client can compress copies to the device; in a snapshot: the worker takes such copies.
 	FeatureCompress = 4
+	// FeatureRdma: in a HELLO: the client can use RDMA (TCP sockets only); in a snapshot: a VERBS_CARD follows, behind RESUMABLE if that does, and the client answers with its own.
+	FeatureRdma = 8
 )
 
 // Statuses of a WELCOME and of a lease's socket.
@@ -596,7 +606,7 @@ type Hello struct {
 	Token       [16]byte // lease token; zero: the worker's default lease
 	PID         uint32   // process id
 	UID         uint32   // user id; a claim, not an identity
-	Features    uint32   // bit 0: shared memory wanted; bit 1: the client can make a lost connection again; bit 2: it can compress
+	Features    uint32   // bit 0: shared memory wanted; bit 1: the client can make a lost connection again; bit 2: it can compress; bit 3: it can use RDMA
 	Mem         uint64   // lease: device memory wished on each device; 0: all the worker offers. attach: number of the session, from RESUMABLE; bulk: from BULK_OPEN
 	Program     string   // program name
 }
@@ -699,7 +709,7 @@ type SnapshotHead struct {
 	DriverVersion uint32 // as `cuDriverGetVersion` gives it
 	NDev          uint32 // number of devices; so many DEVICE_HEADs follow, each with what belongs to it
 	KeepaliveMS   uint32 // keep-alive time in milliseconds, 100 to 3,600,000
-	Features      uint32 // bit 0: shared memory follows, see [below](#shared-memory); bit 1: a RESUMABLE follows, see [below](#lost-connections); bit 2: COPY_IN_COMPRESSED may be sent
+	Features      uint32 // bit 0: shared memory follows, see [below](#shared-memory); bit 1: a RESUMABLE follows, see [below](#lost-connections); bit 2: COPY_IN_COMPRESSED may be sent; bit 3: a VERBS_CARD follows, see [below](#rdma)
 	DriverString  string // driver version as text, `580.159.04`
 	DriverBranch  string // as `nvmlSystemGetDriverBranch` says it; empty: the owner's NVML does not know
 }
@@ -3940,6 +3950,61 @@ func (m *Attached) get(b []byte) {
 	_ = b[23]
 	copy(m.Key[:], b[0:16])
 	m.Received = binary.LittleEndian.Uint64(b[16:])
+}
+
+// VerbsCardSize is the size of a VerbsCard, in bytes.
+const VerbsCardSize = 56
+
+// VerbsCard: how a side is reached by RDMA; with qpn 0 it cannot be, and the session goes over the socket.
+type VerbsCard struct {
+	Gid  [16]byte // of its port
+	Addr uint64   // of the control in front of its ring
+	Rkey uint32   // of both
+	Qpn  uint32   // its queue pair's number
+	Psn  uint32   // first number of the packets that it sends
+	Size uint32   // bytes of its ring: RDMA_RING
+	Lid  uint32   // of its port, 0 on Ethernet
+	Mtu  uint32   // of its port, as verbs have it: 1 to 5
+	Link uint32   // 1 InfiniBand, 2 Ethernet
+}
+
+// Encode appends the message to e.
+func (m *VerbsCard) Encode(e *Encoder) { m.put(e.room(VerbsCardSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *VerbsCard) Decode(d *Decoder) {
+	if b := d.Bytes(VerbsCardSize); b != nil {
+		m.get(b)
+	} else {
+		*m = VerbsCard{}
+	}
+}
+
+func (m *VerbsCard) put(b []byte) {
+	_ = b[55]
+	copy(b[0:16], m.Gid[:])
+	binary.LittleEndian.PutUint64(b[16:], m.Addr)
+	binary.LittleEndian.PutUint32(b[24:], m.Rkey)
+	binary.LittleEndian.PutUint32(b[28:], m.Qpn)
+	binary.LittleEndian.PutUint32(b[32:], m.Psn)
+	binary.LittleEndian.PutUint32(b[36:], m.Size)
+	binary.LittleEndian.PutUint32(b[40:], m.Lid)
+	binary.LittleEndian.PutUint32(b[44:], m.Mtu)
+	binary.LittleEndian.PutUint32(b[48:], m.Link)
+	clear(b[52:56])
+}
+
+func (m *VerbsCard) get(b []byte) {
+	_ = b[55]
+	copy(m.Gid[:], b[0:16])
+	m.Addr = binary.LittleEndian.Uint64(b[16:])
+	m.Rkey = binary.LittleEndian.Uint32(b[24:])
+	m.Qpn = binary.LittleEndian.Uint32(b[28:])
+	m.Psn = binary.LittleEndian.Uint32(b[32:])
+	m.Size = binary.LittleEndian.Uint32(b[36:])
+	m.Lid = binary.LittleEndian.Uint32(b[40:])
+	m.Mtu = binary.LittleEndian.Uint32(b[44:])
+	m.Link = binary.LittleEndian.Uint32(b[48:])
 }
 
 // LeaseRequestSize is the size of a LeaseRequest, in bytes.

@@ -595,6 +595,7 @@ func (s *LastingStream) Attach(fd int, received uint64, newest bool, answer func
 	if err != nil {
 		return 0, err
 	}
+	s.sock.left.Store(true)
 	s.rawAt, s.rawN, s.left = 0, 0, 0
 	s.heard.Store(false)
 	s.sent = received

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -39,11 +40,44 @@ type Stream interface {
 	Close() error
 }
 
+// Carrier carries the bytes of a stream beside its socket, which stays open and whose end ends the stream: package verbs.
+type Carrier interface {
+	// Read reads at least one byte; 0 without an error is the end. The error is EAGAIN if nothing has come within wait.
+	Read(p []byte, wait time.Duration) (int, error)
+	// Write writes all of the parts. The error is ETIMEDOUT if the other side has taken nothing for the time wait.
+	Write(parts [][]byte, wait time.Duration) error
+	// Readable waits until Read would not wait, or for the time given.
+	Readable(wait time.Duration) bool
+	// Flush waits until everything written has arrived, for a time at most.
+	Flush(wait time.Duration) bool
+}
+
+// Carry has a stream of NewSocketStream or NewLastingStream go by c from here on. Nobody may be using the stream. A lasting stream
+// goes over its socket again when its connection has been lost and made again.
+func Carry(s Stream, c Carrier) {
+	switch s := s.(type) {
+	case *socketStream:
+		s.by = c
+	case *LastingStream:
+		s.sock.by = c
+	}
+}
+
+// Flush waits until what was written to a stream has arrived, where a Carrier carries it: its memory goes with the process.
+func Flush(s Stream, wait time.Duration) {
+	if s, ok := s.(*socketStream); ok && s.by != nil {
+		s.by.Flush(wait)
+	}
+}
+
 type socketStream struct {
-	fd int
-	lo lookout
-	rv [2]unix.Iovec
-	wv [8]unix.Iovec
+	fd        int
+	keepalive time.Duration
+	by        Carrier     // nil: the socket carries the bytes
+	left      atomic.Bool // by is not used any more: another socket has taken the place
+	lo        lookout
+	rv        [2]unix.Iovec
+	wv        [8]unix.Iovec
 }
 
 // NewSocketStream takes over a connected stream socket. keepalive bounds how
@@ -52,7 +86,7 @@ func NewSocketStream(fd int, keepalive time.Duration) (Stream, error) {
 	if err := prepare(fd, keepalive); err != nil {
 		return nil, err
 	}
-	return &socketStream{fd: fd}, nil
+	return &socketStream{fd: fd, keepalive: keepalive}, nil
 }
 
 // prepare makes a socket fit for a socketStream.
@@ -73,7 +107,44 @@ func (s *socketStream) FD() int { return s.fd }
 
 func (s *socketStream) Close() error { return unix.Close(s.fd) }
 
+// carrier is what carries the bytes, nil for the socket.
+func (s *socketStream) carrier() Carrier {
+	if s.left.Load() {
+		return nil
+	}
+	return s.by
+}
+
+// readBy reads by a carrier.
+func (s *socketStream) readBy(c Carrier, p []byte) (n int, err error) {
+	begun, came := s.lo.look(func() bool {
+		n, err = c.Read(p, 0)
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	if !came {
+		for {
+			if n, err = c.Read(p, time.Second); !errors.Is(err, unix.EAGAIN) {
+				break
+			}
+		}
+		s.lo.slept(begun)
+	}
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	return n, err
+}
+
 func (s *socketStream) Read2(a, b []byte) (int, error) {
+	if c := s.carrier(); c != nil {
+		if len(a) == 0 {
+			a = b
+		}
+		if len(a) == 0 {
+			return 0, nil
+		}
+		return s.readBy(c, a)
+	}
 	n := 0
 	if len(a) > 0 {
 		s.rv[n].Base = &a[0]
@@ -118,6 +189,13 @@ func (s *socketStream) look(a []byte) (begun time.Time, r uintptr, e syscall.Err
 }
 
 func (s *socketStream) Write(parts [][]byte) error {
+	if c := s.carrier(); c != nil {
+		err := c.Write(parts, s.keepalive)
+		if errors.Is(err, unix.ETIMEDOUT) {
+			return ErrStalled
+		}
+		return err
+	}
 	n := 0
 	for _, p := range parts {
 		if len(p) == 0 {
@@ -158,6 +236,9 @@ func (s *socketStream) Write(parts [][]byte) error {
 }
 
 func (s *socketStream) Readable(wait time.Duration) bool {
+	if c := s.carrier(); c != nil {
+		return c.Readable(wait)
+	}
 	p := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(p, int(wait.Milliseconds()))
 	return err == nil && n > 0

@@ -153,7 +153,7 @@ func privateDev(devices []string) error {
 	// They are opened before the new /dev hides them, and bound by descriptor.
 	fds := map[string]int{}
 	for _, p := range append(append([]string(nil), plainDevices...), devices...) {
-		if filepath.Dir(filepath.Clean(p)) != "/dev" {
+		if dir := filepath.Dir(filepath.Clean(p)); dir != "/dev" && dir != control.VerbsDir {
 			return fmt.Errorf("confine: %q is not a file of /dev", p)
 		}
 		fd, err := unix.Open(p, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -166,6 +166,9 @@ func privateDev(devices []string) error {
 		return fmt.Errorf("confine: /dev: %w", err)
 	}
 	for p, fd := range fds {
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			return fmt.Errorf("confine: %w", err)
+		}
 		f, err := os.OpenFile(p, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
 			return fmt.Errorf("confine: %w", err)

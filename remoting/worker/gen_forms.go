@@ -35,6 +35,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x139cd5ad, Sum: 0x1f10e51a}, // message BULK_PART
 	{ID: 0x13ca4616, Sum: 0xc0438651}, // cuGraphEventWaitNodeSetEvent
 	{ID: 0x13d8e9a7, Sum: 0xf59ec463}, // cuEventDestroy_v2
+	{ID: 0x13fb0ebd, Sum: 0x756d928b}, // const RDMA_CONTROL
 	{ID: 0x141ad0a9, Sum: 0xf8eef2fe}, // cuGraphMemAllocNodeGetParams
 	{ID: 0x147768d4, Sum: 0x606f4b59}, // cuGreenCtxWaitEvent
 	{ID: 0x1488f627, Sum: 0x11c0f6e7}, // handle KERNEL
@@ -56,6 +57,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x1a2f3c8c, Sum: 0x73b2866b}, // session COMPUTE
 	{ID: 0x1a82b9f9, Sum: 0x7960f894}, // limit ATTRS
 	{ID: 0x1a879e2a, Sum: 0xe82b04b4}, // cuLibraryGetGlobal
+	{ID: 0x1aa1a254, Sum: 0xad385e60}, // const RDMA_MESSAGE
 	{ID: 0x1af6f8d9, Sum: 0x5e2fdcd0}, // message REQUEST
 	{ID: 0x1b0c11f3, Sum: 0x5977d378}, // cuTexRefGetFormat
 	{ID: 0x1b6d7c7a, Sum: 0x9b690279}, // frame BYE
@@ -101,6 +103,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x3682a1ee, Sum: 0x4edbad54}, // const TRACE_MAGIC
 	{ID: 0x370a6f19, Sum: 0xef2d3cbe}, // cuGraphAddDependencies_v2
 	{ID: 0x374b6e7d, Sum: 0x8540074e}, // frame EVENT
+	{ID: 0x37a64b7a, Sum: 0x3242622c}, // feature RDMA
 	{ID: 0x37fcd6a9, Sum: 0x73b2866b}, // const FLAG_WAIT
 	{ID: 0x393879b9, Sum: 0x73b2866b}, // const LAUNCH_COOPERATIVE
 	{ID: 0x393d6da5, Sum: 0x28c41233}, // message TRACE_HEAD
@@ -286,6 +289,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x9c890da5, Sum: 0x4385d563}, // cuIpcOpenMemHandle_v2
 	{ID: 0x9d82c54c, Sum: 0x1c1f6410}, // limit WELCOME
 	{ID: 0x9df836a3, Sum: 0xfc36ffd6}, // message HELLO
+	{ID: 0x9e0b4a08, Sum: 0x43813b43}, // message VERBS_CARD
 	{ID: 0x9edf01d9, Sum: 0x271e5819}, // handle EXEC
 	{ID: 0x9f900693, Sum: 0xf5fa26c8}, // cuStreamIsCapturing
 	{ID: 0xa061e5de, Sum: 0x73b2866b}, // const TRACE_GPU
@@ -297,6 +301,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xa412b3f4, Sum: 0x31d4516b}, // const SPAN_CUT
 	{ID: 0xa50d4bdf, Sum: 0x58e3e501}, // cuTexRefSetMaxAnisotropy
 	{ID: 0xa5726ac7, Sum: 0x07be6509}, // cuMemPoolSetAttribute
+	{ID: 0xa57f0e9c, Sum: 0x28eae851}, // const RDMA_RECEIVES
 	{ID: 0xa58e01e4, Sum: 0x7777224b}, // handle MODULE
 	{ID: 0xa60c2028, Sum: 0x83d91044}, // cuIpcCloseMemHandle
 	{ID: 0xa6b28d5a, Sum: 0x73b2866b}, // const LEASE_SHM
@@ -323,6 +328,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0xb2df9bbd, Sum: 0x0dd833d7}, // cuGraphAddHostNode
 	{ID: 0xb4335e41, Sum: 0xa3da539e}, // cuEventCreate
 	{ID: 0xb462f451, Sum: 0x5f070863}, // cuGraphMemcpyNodeGetParams
+	{ID: 0xb4c15f35, Sum: 0x6fd44af9}, // const RDMA_RING
 	{ID: 0xb60a12e3, Sum: 0x5cfb2580}, // cuMemPoolCreate
 	{ID: 0xb6aec002, Sum: 0x779c72d3}, // cuTexRefGetAddress_v2
 	{ID: 0xb6d3aaae, Sum: 0x62ac6906}, // cuGraphDestroy

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/remoting/verbs"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
@@ -114,7 +115,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		c.again.cuts = acct.Cuts()
 	}
 	s.takeConnections(c, st)
-	if !c.welcome(&s.snap, st.Hello.Fingerprint == apiFingerprint) {
+	if !c.welcome(log, &s.snap, st.Hello.Fingerprint == apiFingerprint) {
 		return nil
 	}
 	log.Info("session started")
@@ -127,6 +128,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 	s.ipc.withdrawAll()
 	s.gates.Quit()
 	if err != nil {
+		wire.Flush(c.stream, lingerTime)
 		s.linger(fd)
 	}
 	s.placeImage()
@@ -259,10 +261,11 @@ func loadFilter(log *slog.Logger, mode sandbox.Mode) error {
 type client struct {
 	fd        int
 	keepalive time.Duration
-	hello     *wire.Writer // on the socket, for the WELCOME
-	stream    wire.Stream  // of the frames
-	pass      int          // the shared memory that goes to the client, -1 for none
-	again     *resumption  // nil if the session ends with its connection
+	hello     *wire.Writer  // on the socket, for the WELCOME
+	stream    wire.Stream   // of the frames
+	pass      int           // the shared memory that goes to the client, -1 for none
+	again     *resumption   // nil if the session ends with its connection
+	rdma      *verbs.Stream // offered to the client, nil if it is not
 }
 
 // openClient makes the stream of a session's frames: shared memory for a client on this
@@ -280,6 +283,7 @@ func openClient(log *slog.Logger, st *control.Start, fd int) (*client, error) {
 	if st.Compress && st.Hello.Features&wire.FeatureCompress != 0 && wire.SessionComputes(st.Hello.Kind) {
 		st.Snapshot.Features |= wire.FeatureCompress
 	}
+	c.offerRDMA(log, st)
 	if st.Hello.Features&wire.FeatureShm == 0 || !wire.SessionComputes(st.Hello.Kind) || !isUnix(fd) {
 		if c.again, err = newResumption(log, st, fd, c.keepalive); c.again != nil {
 			c.stream = c.again.stream
@@ -299,7 +303,7 @@ func openClient(log *slog.Logger, st *control.Start, fd int) (*client, error) {
 
 // welcome tells the client that its session has begun, one of another release also what this worker knows. It returns false
 // if the client has gone.
-func (c *client) welcome(snap *wire.Snapshot, same bool) bool {
+func (c *client) welcome(log *slog.Logger, snap *wire.Snapshot, same bool) bool {
 	var e, forms wire.Encoder
 	var b []byte
 	snap.Encode(&e)
@@ -312,8 +316,11 @@ func (c *client) welcome(snap *wire.Snapshot, same bool) bool {
 	if err := c.hello.Raw(wire.AppendWelcome(b, wire.StatusOK, e.Buf())); err != nil {
 		return false
 	}
-	if c.again != nil {
-		return c.hello.Raw(c.again.resumable()) == nil
+	if c.again != nil && c.hello.Raw(c.again.resumable()) != nil {
+		return false
+	}
+	if c.rdma != nil {
+		return c.agreeRDMA(log)
 	}
 	if c.pass < 0 {
 		return true
@@ -443,11 +450,14 @@ func (s *session) configure(st *control.Start, keepalive time.Duration) {
 	s.mem.setDevices(len(st.Snapshot.Devices), st.Idle)
 }
 
+// lingerTime is the patience with a client that does not take the last frame.
+const lingerTime = 500 * time.Millisecond
+
 // linger lets the last frame reach the client: a socket that is closed with
 // unread data in it would take it back.
 func (s *session) linger(fd int) {
 	_ = unix.Shutdown(fd, unix.SHUT_WR)
-	until := time.Now().Add(500 * time.Millisecond)
+	until := time.Now().Add(lingerTime)
 	var b [64 << 10]byte
 	for time.Now().Before(until) {
 		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}

@@ -43,6 +43,10 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	buildDir = abs
+	if err := useRDMA(); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		os.Exit(1)
+	}
 	version := os.Getenv("SLUICE_CUDA")
 	if version == "" {
 		version = "11.8"
@@ -133,6 +137,9 @@ func newWorker(t testing.TB, o workerOptions) *worker {
 	}
 	if o.sandbox == "" {
 		o.sandbox = "on"
+		if rdma != "" {
+			o.sandbox = "off" // it allows no calls of RDMA
+		}
 	}
 	// Not t.TempDir: a socket's path must be short.
 	dir, err := os.MkdirTemp("", "e2e")
@@ -145,7 +152,7 @@ func newWorker(t testing.TB, o workerOptions) *worker {
 	case "unix":
 		w.addr = "unix:" + filepath.Join(dir, "w.sock")
 	default:
-		w.addr = "tcp:" + freeAddress(t)
+		w.addr = "tcp:" + workerAddress(t)
 	}
 	w.env = append([]string{
 		marker + "=" + w.mark,
@@ -165,7 +172,7 @@ func newWorker(t testing.TB, o workerOptions) *worker {
 	w.cmd = exec.Command(exe,
 		"--listen", w.addr, "--device", strings.Join(devices, ","), "--mem", o.mem, "--store", filepath.Join(dir, "store"),
 		"--libcuda", built("simgpu/libcuda.so.1"), "--libnvml", built("simgpu/libnvidia-ml.so.1"), "--keepalive", o.keepalive.String(), "--sandbox", o.sandbox)
-	w.cmd.Args = append(w.cmd.Args, o.args...)
+	w.cmd.Args = append(append(w.cmd.Args, rdmaArgs()...), o.args...)
 	w.cmd.Env = append(os.Environ(), w.env...)
 	w.cmd.Stdout, w.cmd.Stderr = w.log, w.log
 	if err := w.cmd.Start(); err != nil {
@@ -411,7 +418,7 @@ func (w *worker) command(ctx context.Context, o runOptions, prog string, args ..
 // default lease.
 func (w *worker) direct(ctx context.Context, prog string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, prog, args...)
-	cmd.Env = append(os.Environ(), marker+"="+w.mark, "SLUICE_WORKER="+w.addr, "LD_LIBRARY_PATH="+built("shim"))
+	cmd.Env = append(os.Environ(), marker+"="+w.mark, "SLUICE_WORKER="+w.addr, "LD_LIBRARY_PATH="+rdmaPath(built("shim")))
 	return cmd
 }
 

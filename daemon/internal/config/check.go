@@ -180,6 +180,9 @@ func (p *parser) ranges() {
 	count("lease.max_per_gpu", c.Lease.MaxPerGPU, 1, 100)
 	count("session.max_per_lease", c.Session.MaxPerLease, 1, 240)
 	count("session.bulk_connections", c.Session.Bulk, 0, wire.MaxBulk)
+	if !isName(c.Session.RDMA) {
+		p.fail("session.rdma", "%q is not off, on, or the name of a device as in /sys/class/infiniband", c.Session.RDMA)
+	}
 	count("owner.warm", c.Owner.Warm, 0, 16)
 	count("worker.pids_max", c.Worker.PidsMax, 64, 1<<16)
 	count("worker.cpus", c.Worker.CPUs, 0, 1<<12)

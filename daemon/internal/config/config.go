@@ -133,6 +133,7 @@ type Session struct {
 	Grace       time.Duration `key:"grace"`            // how long a session waits for a client whose connection was lost; 0 not at all
 	Compress    bool          `key:"compress"`         // programs may compress what they send over slow links
 	Bulk        int           `key:"bulk_connections"` // of a session for each direction; 0 none
+	RDMA        string        `key:"rdma"`             // programs may have their session go over RDMA: off, on, or the one device to use
 	Keepalive   time.Duration `key:"keepalive"`        // silence after which a peer is asked, twice of it and the session ends
 }
 
@@ -226,7 +227,7 @@ func Default() Config {
 			ContentTotal: 200 << 30, ContentKeepFree: 20 << 30},
 		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 4 * time.Minute,
 			Tombstone: time.Hour, MaxPerGPU: 64, Idle: Idle{Action: "note"}},
-		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Grace: 5 * time.Minute, Compress: true, Bulk: 8, Keepalive: 10 * time.Second},
+		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Grace: 5 * time.Minute, Compress: true, RDMA: "off", Bulk: 8, Keepalive: 10 * time.Second},
 		Worker:  Worker{Cgroup: "auto", MemoryMax: ByLease, PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true, Sandbox: "off"},
 		Shares:  Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "auto"}},
 		Slurm: Slurm{Controller: "auto", User: "slurm", Lib: "/usr/lib/sluice",

@@ -156,6 +156,7 @@ func (p *Pool) spawn(gpus []lease.GPU) (*worker, error) {
 		if confine, err = deviceFiles("/", gpus); err != nil {
 			return nil, err
 		}
+		confine = p.withVerbs("/", confine)
 	}
 	var ids []string
 	for _, g := range gpus {
@@ -224,6 +225,24 @@ func deviceFiles(root string, gpus []lease.GPU) (string, error) {
 		files = append(files, "/dev/nvidia"+m)
 	}
 	return strings.Join(files, ","), nil
+}
+
+// withVerbs adds the device files of RDMA to those of GPUs, where sessions may use it.
+func (p *Pool) withVerbs(root, confine string) string {
+	if p.cfg.RDMA == "" || p.cfg.RDMA == "off" || confine == control.NoDevices {
+		return confine
+	}
+	found, _ := filepath.Glob(filepath.Join(root, control.VerbsDir, "uverbs*")) // the pattern is good
+	for i := range found {
+		found[i] = filepath.Join(control.VerbsDir, filepath.Base(found[i]))
+	}
+	switch {
+	case len(found) == 0:
+		return confine
+	case confine == control.PlainDevices:
+		return strings.Join(found, ",")
+	}
+	return confine + "," + strings.Join(found, ",")
 }
 
 // take returns a process that was started ahead, or a new one.

@@ -67,6 +67,7 @@ type Config struct {
 	Warm       int // processes kept ready for each GPU
 	Keepalive  time.Duration
 	Compress   bool          // clients may compress what they send
+	RDMA       string        // clients may have their sessions go over RDMA: "" or off, on, or the one device to use
 	Bulk       int           // bulk connections of a session for each direction; 0: none
 	Grace      time.Duration // how long a session waits for a client whose connection was lost; 0: not at all
 	Seccomp    bool
@@ -270,7 +271,7 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 	if r.PID != 0 { // without a process id nobody could say that the client has ended
 		st.GraceMS = uint32(p.grace(l) / time.Millisecond)
 	}
-	st.Compress, st.Bulk = p.cfg.Compress, uint32(p.cfg.Bulk)
+	st.Compress, st.Bulk, st.RDMA = p.cfg.Compress, uint32(p.cfg.Bulk), p.cfg.RDMA
 	if r.Encrypt {
 		st.Bulk = min(st.Bulk, encryptedBulk)
 	}

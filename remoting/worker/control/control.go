@@ -166,6 +166,8 @@ type Start struct {
 	GraceMS uint32 `json:",omitempty"`
 	// Compress allows copies to the device that the client has compressed.
 	Compress bool `json:",omitempty"`
+	// RDMA says whether the client is offered RDMA: "" or "off", "on", or the name of the one device to use.
+	RDMA string `json:",omitempty"`
 	// Bulk is how many bulk connections the client may have for each direction, 0 for none.
 	Bulk uint32 `json:",omitempty"`
 	// Exchange says that a descriptor comes for the session's link to the others of its lease, see package exchange.
@@ -220,6 +222,9 @@ const MaxStart = 128 << 10
 
 // NoDevices, as Command.Confine, leaves /dev as it is.
 const NoDevices = "none"
+
+// VerbsDir has the device files of RDMA.
+const VerbsDir = "/dev/infiniband"
 
 // PlainDevices, as Command.Confine, is a /dev with no GPU in it: simulated ones have no device files.
 const PlainDevices = "plain"

@@ -117,6 +117,7 @@ func offerFlags(f *pflag.FlagSet, cfg *worker.Config, mem *string) {
 	f.DurationVar(&cfg.Keepalive, "keepalive", 10*time.Second, "how long a peer may be silent")
 	f.DurationVar(&cfg.Grace, "grace", 0, "how long a session waits for a client whose connection was lost; 0: it ends with the connection")
 	f.IntVar(&cfg.Bulk, "bulk", 8, "most bulk connections of a session for each direction, over which large copies go; 0 for none")
+	f.StringVar((*string)(&cfg.RDMA), "rdma", "off", "offer RDMA to clients that ask for it over TCP: off, on, or the name of the one device to use")
 	f.BoolVar(&cfg.Plain, "no-compress", false, "have no client compress what it sends over a slow link")
 }
 
