@@ -21,6 +21,7 @@
 #define STEP_BATCH 0xfffffffbu
 #define STEP_INTERACTIVE 0xfffffffau
 #define ANSWER_MS 2000
+#define OWN_MS 6000	/* for a step that may have a gres of its own: daemon/internal/jobsock says what the daemon does meanwhile */
 #define ABSENT_MS 5000	/* wait for a daemon that is being restarted, for a job that needs it */
 #define RECORD "SLUICE_ENV"
 #define RECORD_MAX 8192 /* limits of its bytes and changes: a user may have invented it */
@@ -155,6 +156,7 @@ int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
 	struct sl_change c;
 	bool asked;
 	char *memory, own[100];
+	int patience;
 
 	failure[0] = 0;
 	if (spank_get_item(sp, S_JOB_ID, &job) != ESPANK_SUCCESS || spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
@@ -162,11 +164,12 @@ int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
 		return 0;
 	undo(sp);
 	own_gres(sp, step, own);
-	memory = sl_ask(&a, s->socket, job, step, own, 0, ANSWER_MS);
+	patience = *own ? OWN_MS : ANSWER_MS;
+	memory = sl_ask(&a, s->socket, job, step, own, 0, patience);
 	asked = noted(s, job);
 	if (a.kind == SL_SILENT && asked) {
 		free(memory);
-		memory = sl_ask(&a, s->socket, job, step, own, ABSENT_MS, ABSENT_MS + ANSWER_MS);
+		memory = sl_ask(&a, s->socket, job, step, own, ABSENT_MS, ABSENT_MS + patience);
 	}
 	if (a.kind == SL_ENV)
 		record(sp, &a);

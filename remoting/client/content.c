@@ -37,6 +37,7 @@
 #define MISSES_MOST 5			/* so at most 31 pieces go without a question */
 #define MISSES_ALLOWED 2		/* after answers that said yes: some of a program's content may have changed */
 #define SLOW_HASH 2			/* hashing that is not so many times as fast as the link is not worth it */
+#define SLOW_TIMES 3			/* in a row: one piece may have been hashed while the machine was busy */
 #define IDLE_MS 10000			/* a thread without work for so long ends */
 
 enum { WORKS, NONE };
@@ -266,9 +267,11 @@ static void probe(struct sl_content_way *w, size_t i, uint64_t link)
 	sl_buf b;
 
 	if (!hash_one(w, i, link)) {
-		k->state = NONE;
+		if (++k->slow == SLOW_TIMES)
+			k->state = NONE;
 		return;
 	}
+	k->slow = 0;
 	put_question(w, &b, 1, false);
 	k->asking = !sl_ask(CTL_CONTENT_FIND, &b, &k->question);
 	sl_buf_free(&b);
@@ -383,7 +386,7 @@ size_t sl_content_copy(struct sl_content_way *w, size_t at, uint64_t link, CUres
 		return 0;
 	if (i >= w->known)
 		ask(w, i, link);
-	if (w->k->state == NONE)
+	if (w->k->state == NONE || w->k->slow)
 		return 0;
 	if (i < w->known && w->found >> (i - w->first) & 1) {
 		*err = send_stored(w, at, n);

@@ -6,7 +6,8 @@
 #include <stdatomic.h>
 
 #define PIECE ((size_t)SL_CONTENT_PIECE)
-#define LINK 100000000u
+#define LINK 1000000u	/* bytes a second: slower than any machine hashes */
+#define FAST_LINK (UINT64_MAX / 8)
 
 struct sl_stats sl_stats;
 
@@ -238,9 +239,15 @@ static void whether(void)
 	CHECK(copy(0, PIECE / 16 - 1) == PIECE / 16 - 1 && !questions);
 	answer = CUDA_ERROR_NOT_SUPPORTED;
 	CHECK(copy(0, 8 * PIECE) == 8 * PIECE && copy(1u << 30, 8 * PIECE) == 8 * PIECE && questions == 1 && nsent == 1);
-	/* Hashing that is slower than the link. */
+	/* Hashing that is slower than the link, and not just for a moment. */
 	start(NULL);
-	CHECK(copy_over(0, 8 * PIECE, UINT64_MAX / 8) == 8 * PIECE && !questions && !nsent);
+	CHECK(copy_over(0, 2 * PIECE, FAST_LINK) == 2 * PIECE && !questions && !nsent);
+	CHECK(copy(1u << 30, PIECE) == PIECE && questions == 1 && nsent == 1);
+	CHECK(copy_over(0, 3 * PIECE, FAST_LINK) == 3 * PIECE && peer.content->state != NONE); /* one goes without a question */
+	CHECK(copy_over(0, 1 * PIECE, FAST_LINK) == PIECE && peer.content->state == NONE);
+	start(NULL);
+	CHECK(copy_over(0, 8 * PIECE, FAST_LINK) == 8 * PIECE && !questions && !nsent);
+	CHECK(copy(1u << 30, 8 * PIECE) == 8 * PIECE && !questions && !nsent);
 }
 
 /* Content that is always new costs few questions. What goes where nothing went before may be stored. */

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// held is a session whose streams can be held up: stream 1 is non-blocking, at is device memory of 64 bytes, which are zero.
-func held(t *testing.T, addr string) (k *conn, at uint64, hold func(stream uint32)) {
+// held is a session whose streams can be held up, for so long: stream 1 is non-blocking, at is device memory of 64 bytes, which are zero.
+func held(t *testing.T, addr string, d time.Duration) (k *conn, at uint64, hold func(stream uint32)) {
 	t.Helper()
 	k = dial(t, addr, [16]byte{})
 	k.streamCreate(1)
@@ -25,7 +25,7 @@ func held(t *testing.T, addr string) (k *conn, at uint64, hold func(stream uint3
 	if r := k.wait(opCuCtxSynchronize, 1); r.result != 0 {
 		t.Fatalf("synchronize: %d", r.result)
 	}
-	return k, at, func(stream uint32) { k.launch(2, stream, 1, 1, u64(uint64(100*time.Millisecond))) }
+	return k, at, func(stream uint32) { k.launch(2, stream, 1, 1, u64(uint64(d))) }
 }
 
 var fresh = bytes.Repeat([]byte{7}, 64)
@@ -59,7 +59,7 @@ func TestArrived(t *testing.T) {
 		"from legacy later": {from: legacy, stream: func(k *conn) uint32 { k.streamCreate(5); return 5 }, after: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k, at, hold := held(t, addr)
+			k, at, hold := held(t, addr, 100*time.Millisecond)
 			var other uint32
 			if !c.after {
 				other = c.stream(k)
@@ -87,20 +87,26 @@ func TestArrived(t *testing.T) {
 // client gives behind the copy does not.
 func TestArrivedLater(t *testing.T) {
 	_, addr := startWorker(t, func(c *Config) { c.Bulk = 1 })
-	for name, arrive := range map[string]func(k *conn, at uint64){
-		"by its last frame": func(k *conn, at uint64) { k.oneway(wire.OpCopyIn, u64(at), u32(0), u32(1), fresh) },
-		"by its last part": func(k *conn, at uint64) {
+	// Each prepares the copy, and gives what makes it.
+	for name, prepare := range map[string]func(k *conn, at uint64) func(){
+		"by its last frame": func(k *conn, at uint64) func() {
+			return func() { k.oneway(wire.OpCopyIn, u64(at), u32(0), u32(1), fresh) }
+		},
+		"by its last part": func(k *conn, at uint64) func() {
 			b := &bulkSession{conn: k, addr: addr}
 			b.Decode(wire.NewDecoder(k.wait(wire.OpBulkOpen, 1).payload))
 			put(k.t, b.mustOpen(wire.BulkToWorker), 1, fresh)
-			k.oneway(wire.OpCopyInBulk, u64(at), u64(1), u32(0), u32(1), u32(uint32(len(fresh))), u32(0))
+			return func() {
+				k.oneway(wire.OpCopyInBulk, u64(at), u64(1), u32(0), u32(1), u32(uint32(len(fresh))), u32(0))
+			}
 		},
-		"by a frame": func(k *conn, at uint64) { k.copyIn(at, 0, fresh); k.arrived(0, 1) },
+		"by a frame": func(k *conn, at uint64) func() { return func() { k.copyIn(at, 0, fresh); k.arrived(0, 1) } },
 	} {
 		t.Run(name, func(t *testing.T) {
-			k, at, hold := held(t, addr)
+			k, at, hold := held(t, addr, 500*time.Millisecond) // within which the worker answers two calls
+			arrive := prepare(k, at)
 			hold(0)
-			arrive(k, at)
+			arrive()
 			k.memInfo() // holds up nothing
 			k.oneway(opCuEventCreate, u32(1), u32(2))
 			k.oneway(opCuEventRecord, u32(1), u32(0))
@@ -127,7 +133,7 @@ func TestArrivedAwaited(t *testing.T) {
 		"a capture":     func(k *conn) { k.wait(opCuStreamBeginCapture_v2, 1, u32(6), u32(2)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			k, at, hold := held(t, addr)
+			k, at, hold := held(t, addr, 100*time.Millisecond)
 			k.streamCreate(6)
 			k.oneway(opCuEventCreate, u32(1), u32(2))
 			hold(1)
@@ -162,7 +168,7 @@ func TestArrivedFailure(t *testing.T) {
 		"the context":    func(k *conn) int32 { return k.wait(opCuCtxSynchronize, 1).result },
 	} {
 		t.Run(name, func(t *testing.T) {
-			k, at, _ := held(t, addr)
+			k, at, _ := held(t, addr, 100*time.Millisecond)
 			for ev := uint32(1); ev <= 3; ev++ {
 				k.oneway(opCuEventCreate, u32(ev), u32(2))
 			}
@@ -194,7 +200,7 @@ func TestArrivedFailure(t *testing.T) {
 // TestArrivedEnds: the stream, or the context, goes while copies in it are taken as arrived.
 func TestArrivedEnds(t *testing.T) {
 	_, addr := startWorker(t, nil)
-	k, at, hold := held(t, addr)
+	k, at, hold := held(t, addr, 100*time.Millisecond)
 	hold(1)
 	k.copyIn(at, 1, fresh)
 	k.arrived(1, 0)

@@ -92,7 +92,7 @@ func bound(id string, mode sandbox.Mode) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	if d := time.Since(began); d > time.Second {
+	if d := time.Since(began); d > capTime*4/5 { // which it waits for threads that do not answer
 		fmt.Println("bind took", d)
 	}
 	time.Sleep(5 * time.Millisecond)

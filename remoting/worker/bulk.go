@@ -55,7 +55,7 @@ type bulkConn struct {
 	out       wire.Stream
 	gone      bool // to the client: it has hung up; outStaging.mu guards it
 
-	writing sync.Mutex // to the worker: an answer
+	writing sync.Mutex // to the worker: an answer. b.mu may be taken while it is held
 	left    error      // to the worker: why none can be given any more; bulk.mu guards it
 }
 
@@ -346,14 +346,21 @@ func (b *bulk) serve(fd int, raw bool) {
 		b.s.log.Info("no bulk connection", "reason", err)
 		return
 	}
+	toClient := err == nil && c.direction == wire.BulkToClient
+	if toClient {
+		b.s.out.join() // before the client knows: what it asks for next may go by this connection
+	}
 	if err == nil {
 		err = writeAll(fd, wire.AppendWelcome(nil, wire.StatusOK, nil))
 	}
-	if err == nil && c.direction == wire.BulkToWorker {
+	switch {
+	case toClient && err != nil:
+		b.s.out.lose(nil)
+	case toClient:
+		err = b.s.out.writeParts(c)
+	case err == nil:
 		relaxCapture()
 		err = b.readParts(c)
-	} else if err == nil {
-		err = b.s.out.writeParts(c)
 	}
 	b.ended(c)
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
@@ -495,42 +502,49 @@ func (b *bulk) readParts(c *bulkConn) error {
 		if err != nil {
 			return fmt.Errorf("within part %d: %w", m.Number, err)
 		}
-		if err := c.answer(m.Number); err != nil {
+		c.writing.Lock()
+		err = c.answer(m.Number)
+		c.writing.Unlock()
+		if err != nil {
 			return err
 		}
 	}
 }
 
-// answer says that a part has been taken, or, of number 0, that the next one has to wait.
+// answer says that a part has been taken, or, of number 0, that the next one has to wait. c.writing is held.
 func (c *bulkConn) answer(number uint64) error {
 	var e wire.Encoder
 	(&wire.BulkTaken{Number: number}).Encode(&e)
-	c.writing.Lock()
-	defer c.writing.Unlock()
 	return c.out.Write([][]byte{e.Buf()})
 }
 
 // reassure tells the client now and then, until stop is called, that its part has to wait for a slot, so that the client does not take the
-// connection for dead. A connection that is dead is noticed in this way too.
+// connection for dead. A connection that is dead is noticed in this way too. Once stop has returned, nothing is written any more: the part's
+// answer comes next, or the descriptor is closed.
 func (b *bulk) reassure(c *bulkConn) (stop func()) {
 	every := max(b.s.keepalive/3, time.Millisecond)
-	over := false // under b.mu
+	over := false // under c.writing, as t
 	var t *time.Timer
+	c.writing.Lock()
+	defer c.writing.Unlock()
 	t = time.AfterFunc(every, func() {
-		err := c.answer(0)
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		switch {
-		case err != nil:
+		c.writing.Lock()
+		defer c.writing.Unlock()
+		if over {
+			return
+		}
+		if err := c.answer(0); err != nil {
+			b.mu.Lock()
+			defer b.mu.Unlock()
 			c.left = err
 			b.cond.Broadcast()
-		case !over:
-			t.Reset(every)
+			return
 		}
+		t.Reset(every)
 	})
 	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
+		c.writing.Lock()
+		defer c.writing.Unlock()
 		over = true
 		t.Stop()
 	}

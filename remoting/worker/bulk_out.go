@@ -147,16 +147,20 @@ func (o *outStaging) resend() {
 	}
 }
 
-// writeParts sends parts until the connection ends.
+// join counts a connection: from now on parts are handed out.
+func (o *outStaging) join() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.up++
+}
+
+// writeParts sends parts until the connection, which has joined, ends.
 func (o *outStaging) writeParts(c *bulkConn) error {
 	hung := make(chan struct{})
 	go func() {
 		defer close(hung)
 		o.watchBulk(c)
 	}()
-	o.mu.Lock()
-	o.up++
-	o.mu.Unlock()
 	var sent []chunk
 	err := error(nil)
 	for err == nil {

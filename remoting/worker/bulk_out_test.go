@@ -6,6 +6,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -136,6 +137,47 @@ func TestBulkOut(t *testing.T) {
 	}
 }
 
+// A connection is counted before its client knows that it is there, and no longer if the client never learns it.
+func TestBulkOutJoins(t *testing.T) {
+	loadFakeDriver(t)
+	s, acct := fakeSession(t, nil, nil)
+	t.Cleanup(func() { s.rd.Close(); acct.Close() })
+	b := &s.bulk
+	b.most = 1
+	if err := b.prepare(); err != nil {
+		t.Fatal(err)
+	}
+	up := func() int {
+		s.out.mu.Lock()
+		defer s.out.mu.Unlock()
+		return s.out.up
+	}
+	for i := range 100 {
+		fd, far := socketPair(t)
+		client := os.NewFile(uintptr(far), "client")
+		if _, err := client.Write(cat(b.key[:], u32(wire.BulkToClient), u32(0))); err != nil {
+			t.Fatal(err)
+		}
+		if i%2 > 0 {
+			client.Close()
+		}
+		b.asking++
+		done := make(chan struct{})
+		go func() { b.serve(fd, false); close(done) }()
+		if i%2 == 0 {
+			_, err := wire.ReadWelcome(client)
+			if n := up(); err != nil || n != 1 {
+				t.Errorf("welcomed, and %d connections are counted: %v", n, err)
+			}
+			client.Close()
+		}
+		<-done
+		if n := up(); n != 0 {
+			t.Errorf("%d connections are counted once it has ended", n)
+		}
+	}
+}
+
 // No copy is complete before its parts were answered. Where no answer comes, the bytes come in DATA frames after the keep-alive time.
 func TestBulkOutUnanswered(t *testing.T) {
 	const keepalive = 600 * time.Millisecond
@@ -172,7 +214,11 @@ func TestBulkOutWatched(t *testing.T) {
 	go1, arrived := make(chan struct{}), make(chan struct{}, 16)
 	k.takeParts(func(*wire.BulkPart) bool { arrived <- struct{}{}; <-go1; return true })
 	k.oneway(wire.OpCopyOut, u64(p), u64(uint64(len(src))), u32(0), u32(50))
-	<-arrived
+	select {
+	case <-arrived:
+	case <-time.After(bulkTime):
+		t.Fatal("no part of the copy comes by the connection")
+	}
 	k.oneway(opCuMemcpyDtoDAsync_v2, u64(hostAt+8), u64(p), u64(8), u32(0))
 	time.Sleep(50 * time.Millisecond) // the worker looks every millisecond, and must send nothing
 	k.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -96,6 +97,14 @@ func readTaken(c net.Conn) (m wire.BulkTaken, err error) {
 	return m, err
 }
 
+// taken reads the answer to a part, which may have to wait first.
+func taken(c net.Conn) (m wire.BulkTaken, err error) {
+	for err == nil && m.Number == 0 {
+		m, err = readTaken(c)
+	}
+	return m, err
+}
+
 // put sends a part and waits until it is taken.
 func put(t testing.TB, c net.Conn, number uint64, b []byte) {
 	t.Helper()
@@ -103,7 +112,7 @@ func put(t testing.TB, c net.Conn, number uint64, b []byte) {
 	if _, err := c.Write(append(partHead(number, 0, uint32(len(b)), 0), b...)); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := readTaken(c); err != nil || m.Number != number || m.Offset != 0 {
+	if m, err := taken(c); err != nil || m.Number != number || m.Offset != 0 {
 		t.Fatalf("part %d: taken %+v, %v", number, m, err)
 	}
 }
@@ -169,12 +178,12 @@ func TestBulkFull(t *testing.T) {
 		more <- err
 	}()
 	_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-	var b [1]byte
-	if _, err := c.Read(b[:]); err == nil {
+	var b [wire.BulkTakenSize]byte // zeros say that it has to wait
+	if n, err := c.Read(b[:]); err == nil && (n < len(b) || b != [len(b)]byte{}) {
 		t.Fatal("a part was taken for which there is no slot")
 	}
 	k.oneway(wire.OpBulkDrop, u64(5))
-	if m, err := readTaken(c); err != nil || m.Number != 100 {
+	if m, err := taken(c); err != nil || m.Number != 100 {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	if err := <-more; err != nil {
@@ -190,7 +199,7 @@ func TestBulkFull(t *testing.T) {
 
 // A client whose part has to wait hears so, for longer than the keep-alive time. One that has gone is noticed.
 func TestBulkWaits(t *testing.T) {
-	const keepalive = 300 * time.Millisecond
+	const keepalive = 1500 * time.Millisecond // of which a busy machine may take two thirds
 	k := startBulk(t, func(c *Config) { c.Keepalive = keepalive })
 	c := k.mustOpen(wire.BulkToWorker)
 	for i := range uint64(bulkSlots) {
@@ -198,7 +207,7 @@ func TestBulkWaits(t *testing.T) {
 	}
 	_, _ = c.Write(append(partHead(100, 0, 1, 0), 2))
 	heard := 0
-	for begun := time.Now(); time.Since(begun) < 2*keepalive; heard++ {
+	for begun := time.Now(); time.Since(begun) < keepalive; heard++ {
 		begun := time.Now()
 		if m, err := readTaken(c); err != nil || m.Number != 0 || m.Offset != 0 || time.Since(begun) > keepalive {
 			t.Fatalf("%+v, %v after %v", m, err, time.Since(begun))
@@ -208,19 +217,15 @@ func TestBulkWaits(t *testing.T) {
 		t.Errorf("heard %d times", heard)
 	}
 	k.oneway(wire.OpBulkDrop, u64(3))
-	for {
-		m, err := readTaken(c)
-		if err != nil || m.Number != 0 && m.Number != 100 {
-			t.Fatalf("%+v, %v", m, err)
-		}
-		if m.Number == 100 {
-			break
-		}
+	if m, err := taken(c); err != nil || m.Number != 100 {
+		t.Fatalf("%+v, %v", m, err)
 	}
 	// As many connections as there may be wait, and are closed: others take their places.
 	all := []net.Conn{c, k.mustOpen(wire.BulkToWorker), k.mustOpen(wire.BulkToWorker)}
 	for i, c := range all {
 		_, _ = c.Write(append(partHead(uint64(200+i), 0, 1, 0), 2))
+	}
+	for _, c := range all {
 		if m, err := readTaken(c); err != nil || m.Number != 0 {
 			t.Fatalf("%+v, %v", m, err)
 		}
@@ -238,6 +243,44 @@ func TestBulkWaits(t *testing.T) {
 	}
 }
 
+// Nothing is written to a client whose part has to wait any more once its answer may come.
+func TestBulkReassured(t *testing.T) {
+	loadFakeDriver(t)
+	s, acct := fakeSession(t, nil, nil)
+	t.Cleanup(func() { s.rd.Close(); acct.Close() })
+	s.keepalive = 3 * time.Millisecond
+	fd, far := socketPair(t)
+	client := os.NewFile(uintptr(far), "client")
+	defer client.Close()
+	c := &bulkConn{fd: fd}
+	var err error
+	if c.out, err = wire.NewSocketStream(fd, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	stop := s.bulk.reassure(c)
+	c.writing.Lock()
+	time.Sleep(20 * time.Millisecond) // it is about to write
+	stopped := make(chan struct{})
+	go func() { stop(); close(stopped) }()
+	select {
+	case <-stopped:
+		t.Error("stopped while it writes")
+	case <-time.After(20 * time.Millisecond):
+	}
+	c.writing.Unlock()
+	<-stopped
+	c.writing.Lock()
+	err = c.answer(7)
+	c.writing.Unlock()
+	unix.Close(fd)
+	b, readErr := io.ReadAll(client)
+	var last wire.BulkTaken
+	last.Decode(wire.NewDecoder(b[max(0, len(b)-wire.BulkTakenSize):]))
+	if err != nil || readErr != nil || last.Number != 7 {
+		t.Errorf("%x, %v, %v", b, err, readErr)
+	}
+}
+
 // A part that is dropped before it has arrived, or while it does, is taken and thrown away.
 func TestBulkDrop(t *testing.T) {
 	k := startBulk(t, nil)
@@ -252,7 +295,7 @@ func TestBulkDrop(t *testing.T) {
 	if _, err := c.Write(b[5000:]); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := readTaken(c); err != nil || m.Number != 2 {
+	if m, err := taken(c); err != nil || m.Number != 2 {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	put(t, c, 1, b)

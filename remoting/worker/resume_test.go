@@ -454,8 +454,7 @@ func TestResumeFlood(t *testing.T) {
 
 // TestGrace: a session whose connection is lost lives for the grace and no longer; without one it ends at once, and is not offered.
 func TestGrace(t *testing.T) {
-	addr := graceWorker(t, 300*time.Millisecond)
-	r := startResumable(t, addr)
+	r := startResumable(t, graceWorker(t, time.Minute))
 	if !r.ask(1) {
 		t.Fatal("no answer")
 	}
@@ -463,6 +462,11 @@ func TestGrace(t *testing.T) {
 	r.goOn()
 	if !r.ask(2) {
 		t.Fatal("no answer after the connection was made again")
+	}
+	addr := graceWorker(t, 300*time.Millisecond)
+	r = startResumable(t, addr)
+	if !r.ask(1) {
+		t.Fatal("no answer")
 	}
 	lost := time.Now()
 	r.c.Close()

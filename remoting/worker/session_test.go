@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -106,6 +107,14 @@ func TestCopySizes(t *testing.T) {
 	}
 }
 
+// release ends a host function, which holds its stream, once it has been called.
+func (k *conn) release(id uint32) {
+	k.t.Helper()
+	called := fmt.Sprintf("host %d", id)
+	k.until(called, func() bool { return slices.Contains(k.order, called) })
+	k.oneway(wire.OpHostFnDone, u32(id))
+}
+
 // slow is a client with a kernel 1 that takes as many ns as it is told, and streams from 1 on.
 func slow(t *testing.T, streams uint32) *conn {
 	t.Helper()
@@ -172,6 +181,7 @@ func TestEvents(t *testing.T) {
 // An EVENT that was asked for without an answer comes for each record, whatever becomes of it.
 func TestFollow(t *testing.T) {
 	k := slow(t, 2)
+	hold := func(id uint32) { k.oneway(wire.OpLaunchHost, u32(1), u32(id)) } // stream 1, until the function is done
 	for id := uint32(1); id <= 4; id++ {
 		k.oneway(opCuEventCreate, u32(id), u32(0))
 	}
@@ -182,18 +192,23 @@ func TestFollow(t *testing.T) {
 	record(1, 1, 1) // done at once
 	k.until("event 1", func() bool { return k.events[1] == 1 })
 	// Recorded anew while the first record is looked for: what is between the two does not wait for the second.
-	k.launch(1, 1, 1, 1, u64(uint64(20*time.Millisecond)))
+	hold(8)
 	record(1, 2, 1)
 	record(2, 1, 1)
-	k.launch(1, 1, 1, 1, u64(uint64(300*time.Millisecond)))
+	hold(9)
 	record(1, 3, 1)
 	record(3, 1, 2) // another stream waits for nothing of it
 	record(4, 1, 1)
 	k.oneway(opCuEventDestroy_v2, u32(4)) // while it is looked for
+	k.wait(wire.OpBeat, 1)                // all of it has been executed
+	k.release(8)
 	k.until("events 2 and 3", func() bool { return k.events[2] == 1 && k.events[3] == 1 })
+	k.mu.Lock()
 	if n := k.events[1]; n != 1 {
 		t.Errorf("event 1 was done in its record %d, which stands for a newer one", n)
 	}
+	k.mu.Unlock()
+	k.release(9)
 	k.until("event 1 again", func() bool { return k.events[1] == 3 && k.events[4] == 1 })
 	k.oneway(wire.OpEventWatch, u32(9), u32(7), u32(0)) // nobody's: somebody may be waiting for it all the same
 	k.until("an event that is none", func() bool { return k.events[9] == 7 })
@@ -202,17 +217,19 @@ func TestFollow(t *testing.T) {
 // One client thread waits while another goes on.
 func TestWaitingAside(t *testing.T) {
 	k := slow(t, 2)
-	k.launch(1, 1, 1, 1, u64(uint64(500*time.Millisecond)))
+	k.oneway(wire.OpLaunchHost, u32(1), u32(3)) // the stream is held until the function is done
 	k.write(wire.Request{Op: opCuStreamSynchronize, Flags: wire.FlagWait, Call: 1000, Ctx: 1}, u32(1))
-	start := time.Now()
 	for range 10 {
 		if r := k.streamSync(2); r.result != 0 {
 			t.Fatal(r.result)
 		}
 	}
-	if d := time.Since(start); d > 400*time.Millisecond {
-		t.Fatalf("calls of another thread waited %v", d)
+	k.mu.Lock()
+	if _, ok := k.replies[1000]; ok {
+		t.Error("the wait has ended before its stream")
 	}
+	k.mu.Unlock()
+	k.release(3)
 	if r := k.await(opCuStreamSynchronize, 1000); r.result != 0 {
 		t.Fatal(r.result)
 	}

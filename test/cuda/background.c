@@ -127,6 +127,8 @@ static void steps(unsigned count)
 	for (unsigned i = 0; i < count; i++) {
 		unsigned k = i % BUFFERS;
 
+		if (i == 1)
+			begun();
 		if (i >= BUFFERS)
 			CHECK(cu_event_sync(copied[k]));
 		fill(from[k], i);

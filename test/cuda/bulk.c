@@ -212,6 +212,8 @@ static void *run(void *arg)
 		size_t odd = next_random(&l->state) % 5000, n = l->n - 2 * odd - next_random(&l->state) % (l->n / 4);
 
 		up(l, l->buf[0] + odd, n, 0, true);
+		if (!i)
+			begun();
 		up(l, pageable + odd, n, odd, false);
 		up(l, pageable, l->n, 0, true);
 		down(l, l->buf[1] + odd, n, odd, true);

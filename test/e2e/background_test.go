@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -76,12 +75,7 @@ func TestBackgroundWorkerEnds(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		cmd := w.direct(ctx, built("test/background"), "60", "8")
 		cmd.Env = append(cmd.Env, "SLUICE_WORKER="+addr)
-		time.AfterFunc(500*time.Millisecond+time.Duration(i)*41*time.Millisecond, func() {
-			for _, pid := range w.sessions() {
-				_ = syscall.Kill(pid, syscall.SIGKILL)
-			}
-		})
-		r := finish(t, ctx, cmd)
+		r := w.endsWithin(ctx, cmd, time.Duration(i)*41*time.Millisecond)
 		cancel()
 		if r.status != 1 {
 			t.Errorf("status %d: %s%s", r.status, r.stdout, r.stderr)

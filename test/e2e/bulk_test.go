@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -121,6 +122,35 @@ func TestBulkCuts(t *testing.T) {
 	w.healthy()
 }
 
+// endsWithin runs a program that makes the file that BEGUN names, and kills the worker's sessions so long after it has.
+func (w *worker) endsWithin(ctx context.Context, cmd *exec.Cmd, after time.Duration) result {
+	w.t.Helper()
+	begun := filepath.Join(w.t.TempDir(), "begun")
+	cmd.Env = append(cmd.Env, "BEGUN="+begun)
+	ended, killed := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(killed)
+		for {
+			if _, err := os.Stat(begun); err == nil {
+				break
+			}
+			select {
+			case <-ended:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+		time.Sleep(after)
+		for _, pid := range w.sessions() {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}()
+	r := finish(w.t, ctx, cmd)
+	close(ended)
+	<-killed
+	return r
+}
+
 // The worker ends in the middle of copies: the program hears of it, and ends.
 func TestBulkWorkerEnds(t *testing.T) {
 	for i := range 8 {
@@ -128,12 +158,7 @@ func TestBulkWorkerEnds(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		cmd := w.direct(ctx, built("test/bulk"), "1000")
 		cmd.Env = append(cmd.Env, "SLUICE_BULK=3")
-		time.AfterFunc(300*time.Millisecond+time.Duration(i)*17*time.Millisecond, func() {
-			for _, pid := range w.sessions() {
-				_ = syscall.Kill(pid, syscall.SIGKILL)
-			}
-		})
-		r := finish(t, ctx, cmd)
+		r := w.endsWithin(ctx, cmd, time.Duration(i)*17*time.Millisecond)
 		cancel()
 		if r.status != 1 || !strings.Contains(r.stderr, "session with the worker ended") {
 			t.Errorf("status %d: %s%s", r.status, r.stdout, r.stderr)

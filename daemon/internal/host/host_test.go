@@ -441,7 +441,7 @@ func TestFlood(t *testing.T) {
 	for _, id := range []string{l.ID, m.ID} {
 		start := time.Now()
 		status, _, reason, f := client(t, s.Socket(id), 1, 0)
-		if status != 0 || time.Since(start) > time.Second {
+		if status != 0 || time.Since(start) > 4*time.Second { // half-open ones may stay for 5 s
 			t.Fatal(status, reason, time.Since(start))
 		}
 		f.Close()

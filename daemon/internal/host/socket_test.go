@@ -65,7 +65,7 @@ sys.stdin.read()`, s.Socket(l.ID))
 		t.Errorf("%s, %v", said[:n], err)
 	}
 	start := time.Now()
-	if status, _, reason, f := client(t, s.Socket(l.ID), 1, 0); status != 0 || time.Since(start) > time.Second {
+	if status, _, reason, f := client(t, s.Socket(l.ID), 1, 0); status != 0 || time.Since(start) > 4*time.Second { // a request may take 5 s to arrive, a stranger's may not
 		t.Error(status, reason, time.Since(start))
 	} else {
 		f.Close()

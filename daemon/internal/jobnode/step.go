@@ -21,8 +21,9 @@ import (
 )
 
 const (
-	// leaveTime is how long a step waits for the end of another one, whose tasks may have ended: slurmstepd stays for a moment after srun has gone.
-	leaveTime = time.Second
+	// leaveTime is how long a step waits for the end of another one, whose tasks may have ended: slurmstepd stays for a moment after srun has gone,
+	// and for longer on a busy node. jobsock's ownTime has it, and the questions to slurmctld before.
+	leaveTime = 3 * time.Second
 	leaveLook = 20 * time.Millisecond
 )
 

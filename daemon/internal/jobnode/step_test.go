@@ -1,6 +1,7 @@
 package jobnode
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -116,22 +117,24 @@ func TestStep(t *testing.T) {
 // A step waits for a moment for one that is ending, and is refused where the other one stays.
 func TestStepAfterStep(t *testing.T) {
 	r := stepRig(t, map[string]slurm.Step{"0": {Gres: gres(40)}, "1": {Gres: gres(40)}, "2": {Gres: gres(10)}})
-	begin := func(step string) error {
-		_, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: step, Own: true})
+	begin := func(ctx context.Context, step string) error {
+		_, err := r.StepEnv(ctx, user, "7", jobsock.Step{ID: step, Own: true})
 		return err
 	}
 	r.here("0", true)
-	if err := begin("0"); err != nil {
+	if err := begin(t.Context(), "0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := begin("1"); lease.CodeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "10% left") {
+	soon, cancel := context.WithTimeout(t.Context(), time.Second) // the test does not wait for all of leaveTime
+	defer cancel()
+	if err := begin(soon, "1"); lease.CodeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), "10% left") {
 		t.Errorf("beside it: %v", err)
 	}
-	if err := begin("2"); err != nil {
+	if err := begin(t.Context(), "2"); err != nil {
 		t.Errorf("what is left: %v", err)
 	}
 	time.AfterFunc(50*time.Millisecond, func() { r.here("0", false) })
-	if err := begin("1"); err != nil {
+	if err := begin(t.Context(), "1"); err != nil {
 		t.Errorf("after it: %v", err)
 	}
 	// Parts of steps that are gone are dropped.

@@ -3,7 +3,7 @@
 // plug-in has no library to bring into Slurm's processes.
 package jobsock
 
-// Flow: accept -> one line, within readTime -> Env, within envTime -> the answer ->
+// Flow: accept -> one line, within readTime -> Env, within envTime or ownTime -> the answer ->
 // closed. Everybody may connect. The kernel says which user it is, and Env decides what that
 // user may know.
 //
@@ -41,10 +41,12 @@ const (
 	maxBody    = 64 * 1024 // bytes of the changes
 )
 
-// The plug-in waits 2 s in all.
+// The plug-in waits 2 s in all, and 6 s for a step that may have a gres of its own: slurmctld is asked for that one, and it may have to wait
+// for another step's end.
 const (
 	readTime  = time.Second
 	envTime   = 1500 * time.Millisecond
+	ownTime   = 5 * time.Second
 	writeTime = time.Second
 
 	maxUser = 128 // that are being answered
@@ -149,7 +151,11 @@ func (s *Server) answer(ctx context.Context, c *limit.Conn, peer rpc.Peer) {
 		reply(c, "fault "+plain(err.Error()))
 		return
 	}
-	ectx, cancel := context.WithTimeout(ctx, envTime)
+	patience := envTime
+	if step.Own {
+		patience = ownTime
+	}
+	ectx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	ops, err := s.env(ectx, peer, job, step)
 	out, word := "", "none"

@@ -428,9 +428,10 @@ func TestOneFails(t *testing.T) {
 // script is an owner that says anything: what is written to it is dropped, once it has begun to answer.
 type script struct {
 	net.Conn
-	in  io.Reader
-	end chan struct{}
-	at  sync.Once
+	in    io.Reader
+	quiet func() // nil, or called before a read that nothing comes to
+	end   chan struct{}
+	at    sync.Once
 }
 
 func newScript(in io.Reader) *script { return &script{in: in, end: make(chan struct{})} }
@@ -443,6 +444,9 @@ func (s *script) Read(b []byte) (int, error) {
 	}
 	n, err := s.in.Read(b)
 	if n == 0 && err == errSilent {
+		if s.quiet != nil {
+			s.quiet()
+		}
 		<-s.end
 		return 0, os.ErrDeadlineExceeded
 	}
@@ -524,7 +528,7 @@ func TestStrangeOwner(t *testing.T) {
 			s := newScript(c.in)
 			ctx, cancel := context.WithCancel(t.Context())
 			if strings.Contains(c.want, "in time") {
-				time.AfterFunc(50*time.Millisecond, cancel)
+				s.quiet = cancel
 			}
 			_, err := Measure(ctx, []*Conn{s.conn()}, few)
 			cancel()

@@ -439,7 +439,7 @@ func TestKilledDaemon(t *testing.T) {
 	if _, err := os.Lstat(record); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s stays: %v", record, err)
 	}
-	if d := time.Since(began); d > time.Second {
+	if d := time.Since(began); d > 5*time.Second { // it waits for no session, which may take bindTime
 		t.Errorf("recovery took %v", d)
 	}
 	ends := make(chan string, 10)

@@ -88,7 +88,7 @@ func audited(t *testing.T, d *site.Daemon, event string) int {
 
 // TestHostile attacks through every door, one attack after the other, while others work.
 func TestHostile(t *testing.T) {
-	s := start(t, site.Options{Hosts: 2, Owners: 1, GPUs: 4, Config: map[string]string{"session.ticket": "1s", "log.level": "info"}})
+	s := start(t, site.Options{Hosts: 2, Owners: 1, GPUs: 4, Config: map[string]string{"session.ticket": "3s", "log.level": "info"}})
 	h, evil, o := s.Hosts[0], s.Hosts[1], s.Owners[0]
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()

@@ -155,6 +155,7 @@ func ticketTricks(args []string) error {
 	if err != nil {
 		return fmt.Errorf("offer: %w", err)
 	}
+	offered := time.Now()
 	unknown := late
 	_, _ = rand.Read(unknown.Ticket[:])
 	fmt.Printf("unknown: %v\n", open(unknown))
@@ -167,7 +168,7 @@ func ticketTricks(args []string) error {
 	for range 3 {
 		_ = open(forged)
 	}
-	time.Sleep(1500 * time.Millisecond) // tickets live a second here
+	time.Sleep(time.Until(offered.Add(3300 * time.Millisecond))) // tickets live 3 s here
 	fmt.Printf("late: %v\n", open(late))
 
 	r.Lease = foreign

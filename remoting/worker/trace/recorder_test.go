@@ -150,8 +150,23 @@ func end(t *testing.T, r *Recorder) {
 	}
 }
 
-// The times of work are those of the GPU, on the trace's clock, although the GPU's clock is another.
+// The times of work are those of the GPU, on the trace's clock, although the GPU's clock is another. A busy machine may give work and look at
+// it late: one try is exact.
 func TestTimes(t *testing.T) {
+	for begun := time.Now(); ; {
+		late := times(t)
+		if late == "" {
+			return
+		}
+		if time.Since(begun) > 20*time.Second {
+			t.Fatal(late)
+		}
+	}
+}
+
+// times says which record is not where it belongs.
+func times(t *testing.T) (late string) {
+	t.Helper()
 	f, out := newFake(), &result{}
 	r := Start(Config{Driver: f, Write: out.write})
 	var given []uint64
@@ -178,8 +193,11 @@ func TestTimes(t *testing.T) {
 		}
 		took := time.Duration(m.End - m.Begin)
 		begin := time.Duration(m.Begin) - time.Duration(given[0]) - time.Duration(n)*20*time.Millisecond
-		if names[m.Name] != "k" || m.Grid[0] != 7 || took < 19*time.Millisecond || took > 60*time.Millisecond || begin.Abs() > 50*time.Millisecond {
-			t.Errorf("record %d of %q took %v and began %v beside its time: %+v", n, names[m.Name], took, begin, m)
+		if names[m.Name] != "k" || m.Grid[0] != 7 {
+			t.Errorf("record %d of %q: %+v", n, names[m.Name], m)
+		}
+		if took < 19*time.Millisecond || took > 60*time.Millisecond || begin.Abs() > 50*time.Millisecond {
+			late = fmt.Sprintf("record %d took %v and began %v beside its time: %+v", n, took, begin, m)
 		}
 		n++
 	}
@@ -191,7 +209,7 @@ func TestTimes(t *testing.T) {
 		live := f.live
 		f.mu.Unlock()
 		if live == 0 {
-			break
+			return late
 		}
 		if time.Since(start) > 5*time.Second {
 			t.Fatalf("%d events and streams are left", live)
