@@ -4,7 +4,8 @@
 #
 #	vm.sh root SUITE             make the root of bookworm (systemd 252) or trixie (systemd 257), and print its path;
 #	                             bookworm-slurm and trixie-slurm have Debian's Slurm and a user, alice, besides;
-#	                             bookworm-selinux enforces Debian's SELinux policy, and has alice
+#	                             bookworm-selinux enforces Debian's SELinux policy, and has alice; bookworm-rdma has
+#	                             libibverbs and the kernel's software device for RDMA, rdma_rxe
 #	vm.sh run SUITE FOLDER [S]   boot it with FOLDER at /job, run FOLDER/job.sh there as root, and print its output;
 #	                             the exit status is the script's, or 124 after S seconds (180)
 #	vm.sh boot SUITE FOLDER ARGUMENTS   the same, with further ARGUMENTS of qemu and without a limit: for several machines
@@ -13,6 +14,10 @@
 #	vm.sh clocks LOG             test/vm/clocks.sh: sessions whose machine is suspended, or whose clock is set; likewise
 #	vm.sh selinux LOG            test/vm/selinux.sh: packages and programs under SELinux in force, Debian 12 alone; likewise
 #	vm.sh packages LOG           test/vm/packages.sh: three machines, from the packages to the first job, upgrade and removal; likewise
+#	vm.sh rdma LOG               test/vm/rdma.sh: tests of the verbs, programs and faults over RDMA in one machine, Debian 12 alone. With
+#	                             SLUICE_FAULTS faults of each kind (5); RDMA=off goes over TCP, to see what comes from the machine itself.
+#	                             PARTS='tests programs faults' may be some of these, SANDBOX is the worker's (off). The tests are the executables build/verbs/test_*
+#	vm.sh rdma2 LOG              the same with the worker in one machine and the programs in another
 #
 # As root, on Debian 12, with the packages qemu-system-x86, mmdebstrap, kmod, cpio, zstd and busybox-static.
 # Roots are kept in $SLUICE_CACHE/vm, or build/cache/vm. What the guest writes to its disk is lost.
@@ -30,7 +35,8 @@ for c in qemu-system-x86_64 mmdebstrap depmod cpio zstd busybox mkfs.ext4; do
 done
 [ "$(id -u)" = 0 ] || die 'a root of Debian can only be made by root'
 
-# kernel FOLDER: vmlinuz, the modules and an initrd that mounts /dev/vda, in FOLDER. Both suites boot bookworm's.
+# kernel FOLDER MODULE...: vmlinuz, the modules and an initrd that mounts /dev/vda, in FOLDER. Both suites boot bookworm's. The initrd loads
+# the modules that every machine needs, and those that are named; a root has none of its own.
 kernel() {
 	local dir=$1 package version m
 	# shellcheck source=test/debian-apt.sh
@@ -43,7 +49,7 @@ kernel() {
 	mv "$dir/x/boot/vmlinuz-$version" "$dir/vmlinuz"
 	depmod -b "$dir/x" "$version"
 	mkdir -p "$dir/init/bin" "$dir/init/dev" "$dir/init/proc" "$dir/init/sys" "$dir/init/sysroot" "$dir/modules/lib/modules/$version"
-	for m in virtio_pci virtio_blk virtio_console virtio_net ext4 crc32c_generic 9p 9pnet_virtio autofs4 ip_tables x_tables; do
+	for m in virtio_pci virtio_blk virtio_console virtio_net ext4 crc32c_generic 9p 9pnet_virtio autofs4 ip_tables x_tables "${@:2}"; do
 		modprobe -d "$dir/x" -S "$version" --show-depends "$m" | sed -n 's/^insmod //p'
 	done | awk '!seen[$1]++ {print $1}' | while read -r m; do
 		cp "$m" "$dir/init/"
@@ -124,15 +130,20 @@ selinux() {
 	sed -i "s|mount -t 9p -o |setenforce 0; &context=system_u:object_r:usr_t:s0,|; s|job /job &&|job /job; setenforce 1;|" "$1/etc/systemd/system/vmjob.service"
 }
 
+# kernel_of SUITE: the folder of its kernel. Others need none of what RDMA needs, and keep theirs.
+kernel_of() { echo "$cache/kernel-$recipe$([ "${1%-rdma}" = "$1" ] || echo -rdma)"; }
+
 root() {
-	local suite=$1 dir=$cache/$1-$recipe work debian=$1
+	local suite=$1 dir=$cache/$1-$recipe work debian=$1 kernel modules=()
+	kernel=$(kernel_of "$1")
 	[ "$suite" = "${suite%-selinux}" ] || dir+=-$(cat "$repo"/etc/selinux/* | sha256sum | cut -c1-8)
 	local packages=systemd,systemd-sysv,kmod,iproute2,munge,dbus,procps,python3-minimal
 	case $suite in
 	bookworm | trixie) ;;
 	bookworm-slurm | trixie-slurm) debian=${1%-*} packages+=,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins ;;
 	bookworm-selinux) debian=${1%-*} packages+=,selinux-policy-default,selinux-policy-dev,policycoreutils-python-utils,auditd ;;
-	*) die "suite '$suite' is not known; ask for bookworm or trixie, either with -slurm, or bookworm-selinux" ;;
+	bookworm-rdma) debian=${1%-*} packages+=,ibverbs-providers,ibverbs-utils modules=(rdma_rxe ib_uverbs dummy crc32_generic) ;;
+	*) die "suite '$suite' is not known; ask for bookworm or trixie, either with -slurm, or bookworm-selinux or bookworm-rdma" ;;
 	esac
 	mkdir -p "$cache"
 	exec 9>"$cache/lock"
@@ -140,11 +151,11 @@ root() {
 	work=$(mktemp -d "$cache/new.XXXXXX")
 	# shellcheck disable=SC2064 # the variable is gone when the script ends by an error
 	trap "rm -rf --one-file-system '$work'" EXIT
-	if [ ! -e "$cache/kernel-$recipe/initrd" ]; then
+	if [ ! -e "$kernel/initrd" ]; then
 		mkdir "$work/kernel"
-		kernel "$work/kernel"
-		rm -rf "$cache/kernel-$recipe"
-		mv "$work/kernel" "$cache/kernel-$recipe"
+		kernel "$work/kernel" "${modules[@]}"
+		rm -rf "$kernel"
+		mv "$work/kernel" "$kernel"
 	fi
 	if [ ! -e "$dir/root.img" ]; then
 		mkdir "$work/$suite"
@@ -165,14 +176,16 @@ root() {
 	echo "$dir"
 }
 
-# machine ROOT FOLDER OUT: the command line of a machine, in the array of that name.
+# machine SUITE ROOT FOLDER OUT: the command line of a machine, in the array of that name.
 # KVM is not tried: a host may offer a /dev/kvm on which no guest of Debian's boots.
 machine() {
-	local more=
+	local more='' kernel
+	kernel=$(kernel_of "$1")
+	shift
 	[ ! -e "$1/cmdline" ] || more=" $(cat "$1/cmdline")"
 	machine=(qemu-system-x86_64 -M q35 -accel 'tcg,thread=multi' -cpu max
 		-nodefaults -no-user-config -display none -no-reboot
-		-kernel "$cache/kernel-$recipe/vmlinuz" -initrd "$cache/kernel-$recipe/initrd"
+		-kernel "$kernel/vmlinuz" -initrd "$kernel/initrd"
 		-append 'quiet no_timer_check root=/dev/vda rw mitigations=off console=ttyS0'"$more"
 		-drive "if=none,id=d0,file=$1/root.img,format=raw,snapshot=on" -device 'virtio-blk-pci,drive=d0'
 		-device virtio-serial-pci -chardev "file,id=c0,path=$3/log" -device 'virtconsole,chardev=c0'
@@ -185,7 +198,7 @@ boot() {
 	local dir job
 	job=$(cd -- "$2" && pwd)
 	dir=$(root "$1")
-	machine "$dir" "$job" "$job"
+	machine "$1" "$dir" "$job" "$job"
 	exec "${machine[@]}" "${@:3}"
 }
 
@@ -194,7 +207,7 @@ run() {
 	job=$(cd -- "$2" && pwd)
 	dir=$(root "$suite")
 	out=$(mktemp -d)
-	machine "$dir" "$job" "$out"
+	machine "$suite" "$dir" "$job" "$out"
 	timeout -k 5 "$limit" "${machine[@]}" -smp 2 -m 768 >&2 || { tail -n 20 "$out/console" >&2; cat "$out/log"; rm -rf "$out"; exit 124; }
 	status=$(tr -d '\r' <"$out/log" | sed -n 's/^@@ status //p')
 	tr -d '\r' <"$out/log" | grep -v '^@@ status ' || true
@@ -203,9 +216,18 @@ run() {
 	exit "${status:-124}"
 }
 
+# told LOG NAME COMMAND...: the command, with what it says in LOG.NAME, and its lines that begin with @.
+told() {
+	local began=$SECONDS rc=0
+	("${@:3}") >"$1.$2" 2>&1 || rc=$?
+	grep '^@' "$1.$2" || true
+	echo "vm: $2: status $rc after $((SECONDS - began)) s, all of it in $1.$2"
+	return "$rc"
+}
+
 # job NAME LOG SECONDS [KIND]: test/vm/NAME.sh and what of the build it needs, on both suites one after the other, or on the roots of that kind.
 job() {
-	local job build=$repo/build f suite began rc failed=0
+	local job build=$repo/build f suite failed=0
 	job=$(mktemp -d)
 	for f in bin/sluiced bin/sluice bin/sluice-worker bin/relay simgpu/libcuda.so.1 simgpu/libnvidia-ml.so.1 test/twins.so \
 		shim/libcuda.so.1 shim/libnvidia-ml.so.1 "test/cuda-${CUDA:-11.8}/steady" "test/cuda-${CUDA:-11.8}/vecadd"; do
@@ -222,14 +244,88 @@ job() {
 		rm -f "$job"/debs/*.rpm "$job"/debs/sluice-s*
 	fi
 	for suite in ${SUITES:-bookworm trixie}; do
-		began=$SECONDS rc=0
-		(run "$suite${4-}" "$job" "$3") >"$2.$suite" 2>&1 || rc=$?
-		grep '^@' "$2.$suite" || true
-		echo "vm: $suite: status $rc after $((SECONDS - began)) s, all of it in $2.$suite"
-		[ "$rc" = 0 ] || failed=1
+		told "$2" "$suite" run "$suite${4-}" "$job" "$3" || failed=1
 	done
 	rm -rf "$job"
 	exit "$failed"
+}
+
+# rdma_folder FOLDER ROLE: what test/vm/rdma.sh needs there: worker, simulated driver, shim, and the programs that test/e2e runs, with
+# what each has to print.
+rdma_folder() {
+	local build=$repo/build cuda list=$repo/test/e2e/programs_test.go f separate
+	cuda=$build/test/cuda-${CUDA:-11.8}
+	mkdir -p "$1"/{bin,simgpu,shim,test,cuda,tests}
+	separate=$(sed -n 's/^const separate = "\(.*\)"$/\1/p' "$list")
+	sed -n '/^var programs/,/^}$/ {
+		s/want: separate}/want: "'"${separate//\\/\\\\}"'"}/
+		s/^\t{name: "\([^"]*\)",\( args: \[\]string{\([^}]*\)},\)\? want: "\(.*\)"},$/\1|\3|\4/
+		T
+		s/", "/ /g
+		s/"//g
+		p
+	}' "$list" >"$1/programs"
+	[ "$(wc -l <"$1/programs")" = "$(grep -c '^	{name: ' "$list")" ] || die "$list has programs that are not understood here"
+	for f in "$build"/bin/sluice-worker "$build"/simgpu/lib{cuda,nvidia-ml}.so.1 "$build"/shim/lib{cuda,nvidia-ml}.so.1 "$build"/test/{twins.so,nvml,bulk,copies} \
+		"$cuda"/libtwo{1,2}.so $(cut -d'|' -f1 "$1/programs" | sort -u | sed "s|^|$cuda/|") "$cuda"/{paused,bigcopy}; do
+		[ -e "$f" ] || die "$f is missing; make all cuda-programs"
+		case $f in
+		"$cuda"/*) cp -L "$f" "$1/cuda/" ;;
+		*) cp -L "$f" "$1/$(basename "$(dirname "$f")")/" ;;
+		esac
+	done
+	for f in "$build"/verbs/test_*; do
+		[ ! -x "$f" ] || cp "$f" "$1/tests/"
+	done
+	echo "$2" >"$1/role"
+	echo "RDMA=${RDMA:-on} PARTS='${PARTS:-tests programs faults}' SANDBOX=${SANDBOX:-off} SLUICE_FAULTS=${SLUICE_FAULTS:-5}" >"$1/settings"
+	cp "$repo/test/vm/lib.sh" "$1/"
+	cp "$repo/test/vm/rdma.sh" "$1/job.sh"
+}
+
+# rdma2 FOLDER SECONDS: two machines, with a folder that both have and a network between them; what the second one says, then the first one.
+rdma2() {
+	local end=$((SECONDS + $2)) n=0 role pids=() status
+	root bookworm-rdma >/dev/null
+	mkdir "$1/both"
+	for role in owner client; do
+		rdma_folder "$1/$role" "$role"
+		n=$((n + 1))
+		(boot bookworm-rdma "$1/$role" -smp 2 -m 768 -fsdev "local,id=f1,path=$1/both,security_model=none" -device virtio-9p-pci,fsdev=f1,mount_tag=both \
+			-netdev "stream,id=n0,server=$([ "$role" = owner ] && echo on || echo off),addr.type=unix,addr.path=$1/s" \
+			-device "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:0$n,host_mtu=4200") &
+		pids+=($!)
+		until [ -S "$1/s" ]; do sleep 0.2; done
+	done
+	while kill -0 "${pids[1]}" 2>/dev/null && [ "$SECONDS" -lt "$end" ]; do sleep 0.5; done
+	touch "$1/both/stop"
+	for n in {1..40}; do
+		kill -0 "${pids[0]}" 2>/dev/null || break
+		sleep 0.5
+	done
+	kill "${pids[@]}" 2>/dev/null || true
+	wait || true
+	status=$(tr -d '\r' <"$1/client/log" | sed -n 's/^@@ status //p')
+	for role in client owner; do
+		printf '\n--- %s\n' "$role"
+		tr -d '\r' <"$1/$role/log" | grep -v '^@@ status ' || true
+		grep -q '^@@ status ' "$1/$role/log" || tail -n 20 "$1/$role/console"
+	done
+	return "${status:-124}"
+}
+
+# rdma KIND LOG: in one machine, or in two.
+rdma() {
+	local job rc=0
+	job=$(mktemp -d)
+	if [ "$1" = rdma2 ]; then
+		told "$2" bookworm rdma2 "$job" 3000 || rc=1
+	else
+		rdma_folder "$job" one
+		told "$2" bookworm run bookworm-rdma "$job" 5400 || rc=1
+	fi
+	rm -rf "$job"
+	exit "$rc"
 }
 
 case ${1:-} in
@@ -239,11 +335,12 @@ boot) [ $# -ge 3 ] || die 'usage: vm.sh boot SUITE FOLDER ARGUMENTS'; boot "${@:
 units) [ $# = 2 ] || die 'usage: vm.sh units LOG'; job units "$2" 900 ;;
 clocks) [ $# = 2 ] || die 'usage: vm.sh clocks LOG'; job clocks "$2" 400 ;;
 selinux) [ $# = 2 ] || die 'usage: vm.sh selinux LOG'; SUITES=bookworm job selinux "$2" 1500 -selinux ;;
+rdma | rdma2) [ $# = 2 ] || die "usage: vm.sh $1 LOG"; rdma "$1" "$2" ;;
 packages)
 	[ $# = 2 ] || die 'usage: vm.sh packages LOG'
 	failed=0
 	for suite in ${SUITES:-bookworm trixie}; do "$repo/test/vm/packages.sh" "$suite" "$2.$suite" || failed=1; done
 	exit "$failed"
 	;;
-*) die 'usage: vm.sh root SUITE | run SUITE FOLDER [SECONDS] | boot SUITE FOLDER ARGUMENTS | units LOG | clocks LOG | selinux LOG | packages LOG' ;;
+*) die 'usage: vm.sh root SUITE | run SUITE FOLDER [SECONDS] | boot SUITE FOLDER ARGUMENTS | units LOG | clocks LOG | selinux LOG | packages LOG | rdma LOG | rdma2 LOG' ;;
 esac
