@@ -123,7 +123,7 @@ cuda-toolkit: $(NVCC)
 $(NVCC):
 	test/cuda-toolkit.sh $(CUDA)
 
-cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs separate separate-ptx separate-part nested nocode) $(addprefix $(B)/test/,nvml agent randomcalls rarecalls copies upload bulk background content twins.so)
+cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs separate separate-ptx separate-part nested nocode) $(addprefix $(B)/test/,nvml agent randomcalls rarecalls copies upload bulk background content locked twins.so)
 
 $(CUDA_OUT):
 	mkdir -p $@
@@ -168,8 +168,8 @@ $(B)/test/offload-omp $(B)/test/offload-acc: $(B)/test/offload-%: test/cuda/offl
 		-B$(OFFLOAD)/usr/lib/gcc/x86_64-linux-gnu/12/ -o $@ $<
 
 # Plain C, for the driver's interface alone.
-$(B)/test/copies $(B)/test/upload $(B)/test/bulk $(B)/test/background $(B)/test/content: test/cuda/plain.h
-$(B)/test/nvml $(B)/test/agent $(B)/test/copies $(B)/test/upload $(B)/test/bulk $(B)/test/background $(B)/test/content: $(B)/test/%: test/cuda/%.c | $(B)/test
+$(B)/test/copies $(B)/test/upload $(B)/test/bulk $(B)/test/background $(B)/test/content $(B)/test/locked: test/cuda/plain.h
+$(B)/test/nvml $(B)/test/agent $(B)/test/copies $(B)/test/upload $(B)/test/bulk $(B)/test/background $(B)/test/content $(B)/test/locked: $(B)/test/%: test/cuda/%.c | $(B)/test
 	$(CC) $(CFLAGS_BASE) $(CFLAGS) -o $@ $< -ldl
 
 $(B)/test/randomcalls $(B)/test/rarecalls: $(B)/test/%: test/cuda/%.c remoting/api/cuabi.h remoting/api/cuprotos.h | $(B)/test

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,6 @@
 #define ATTEMPT_MS 5000		/* patience of one attempt, for each step */
 #define NAP_LEAST_MS 10
 #define NAP_MOST_MS 500
-#define BYE_MS 100
 
 struct sl_resume {
 	uint8_t key[16];
@@ -125,8 +125,8 @@ void sl_resume_send(struct sl_peer *t)
 		struct wire_piece h;
 		struct iovec iov[3];
 
-		/* A session that has ended discards what is left, so that no caller waits for room. */
-		if (sl_broken()) {
+		/* A session that has ended discards what is left, so that no caller waits for room, and the end of the process not for a slow link. */
+		if (sl_ended()) {
 			__atomic_store_n(&r->sent, head, __ATOMIC_RELEASE);
 			__atomic_store_n(&t->tail, head, __ATOMIC_RELEASE);
 			return;
@@ -380,20 +380,26 @@ static bool make_again(struct sl_peer *t, const char *why)
 
 /* ---- ends ---- */
 
-bool sl_resume_bye(struct sl_peer *t)
+bool sl_resume_bye(struct sl_peer *t, int64_t deadline)
 {
 	struct wire_piece h = { .received = t->again->got, .flags = SL_PIECE_BYE };
-	int64_t deadline = sl_now_ms() + BYE_MS;
 	const struct timespec nap = { 0, 100000 };
 	int queued = 0;
-	bool sent;
+	bool sent = false;
 
 	while (pthread_mutex_trylock(&t->drain)) {
 		if (sl_now_ms() >= deadline)
 			return false;
 		nanosleep(&nap, NULL);
 	}
-	sent = !t->again->cut && send(t->fd, &h, sizeof h, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof h;
+	while (!t->again->cut && !(sent = send(t->fd, &h, sizeof h, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof h)) {
+		struct pollfd p = { .fd = t->fd, .events = POLLOUT };
+		int64_t left = deadline - sl_now_ms();
+
+		/* The socket may be full of what a copy has left there. */
+		if (errno != EAGAIN || left <= 0 || poll(&p, 1, (int)left) < 0)
+			break;
+	}
 	if (sent) {
 		/* The worker may be busy, and looks at what it has been sent once the stream ends. */
 		shutdown(t->fd, SHUT_WR);

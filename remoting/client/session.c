@@ -117,10 +117,10 @@ void sl_die(CUresult error, const char *why)
 }
 
 /* Tells the worker that the process ends; false if it does not hear that soon. */
-static bool say_bye(struct sl_peer *t)
+static bool say_bye(struct sl_peer *t, int64_t until)
 {
 	if (t->again)
-		return sl_resume_bye(t);
+		return sl_resume_bye(t, until);
 	return !shutdown(t->fd, SHUT_WR);
 }
 
@@ -132,13 +132,12 @@ static bool say_bye(struct sl_peer *t)
 static void end_sessions(void)
 {
 	bool told[SL_MAX_OWNERS];
-	int64_t until;
+	int64_t until = sl_now_ms() + GONE_MS;
 
 	for (unsigned i = 0; i < sl_sessions; i++)
 		sl_bulk_end(&sl_peers[i]);
 	for (unsigned i = 0; i < sl_sessions; i++)
-		told[i] = say_bye(&sl_peers[i]);
-	until = sl_now_ms() + GONE_MS;
+		told[i] = say_bye(&sl_peers[i], until);
 	for (unsigned i = 0; i < sl_sessions; i++) {
 		struct pollfd p = { .fd = sl_peers[i].fd, .events = POLLRDHUP };
 		int64_t left;

@@ -1,0 +1,36 @@
+package e2e
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// locked runs test/cuda/locked.c, with page-locked memory whose copies are on their way.
+func locked(t *testing.T, w *worker, rate, what string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := w.direct(ctx, built("test/locked"), what)
+	if rate != "" {
+		addr, _ := slowLink(t, w, rate)
+		cmd.Env = append(cmd.Env, "SLUICE_WORKER="+addr)
+	}
+	r := finish(t, ctx, cmd)
+	if r.status != 0 || r.stdout != "PASS\n" || r.stderr != "" {
+		t.Fatalf("locked %s: status %d\nstdout: %s\nstderr: %s", what, r.status, r.stdout, tail(r.stderr, 20))
+	}
+}
+
+// TestExitWithCopies: a program that ends while a copy is on its way says so, and its session does not wait for another connection.
+func TestExitWithCopies(t *testing.T) {
+	for name, args := range map[string][]string{"grace": {"--grace", "1m"}, "none": nil} {
+		t.Run(name, func(t *testing.T) {
+			w := startWorker(t, workerOptions{args: args})
+			for range 3 {
+				locked(t, w, "100M", "exit")
+				waitFor(t, 20*time.Second, "the session has ended", func() bool { return len(w.sessions()) == 0 })
+			}
+		})
+	}
+}
