@@ -34,3 +34,8 @@ func TestExitWithCopies(t *testing.T) {
 		})
 	}
 }
+
+// TestCancelledWait: a thread that is cancelled while it waits for host functions holds no lock of the shim's afterwards.
+func TestCancelledWait(t *testing.T) {
+	locked(t, startWorker(t, workerOptions{}), "", "cancel")
+}
