@@ -39,3 +39,8 @@ func TestExitWithCopies(t *testing.T) {
 func TestCancelledWait(t *testing.T) {
 	locked(t, startWorker(t, workerOptions{}), "", "cancel")
 }
+
+// TestQueryBehindCopies: a query of an event or a stream does not wait for the copies that the work stands behind.
+func TestQueryBehindCopies(t *testing.T) {
+	locked(t, startWorker(t, workerOptions{}), "1G", "query")
+}
