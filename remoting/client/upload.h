@@ -39,7 +39,20 @@ struct sl_copy_in {
  * that src may be read after that. blocking: the last frame says that a blocking copy ends with it.
  */
 CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool blocking, bool later);
-/* Sends a copy, and notes how fast that went. */
+/* Sends a copy, and notes how fast that went. Its memory is not protected meanwhile. */
 CUresult sl_upload_now(const struct sl_copy_in *c);
+
+/*
+ * Around what reads n bytes of the program's memory at p with a lock held, or on another thread: neither can wait until memory that is
+ * protected (mirror.h) may be read. False: it may be protected, and is to be copied first.
+ */
+bool sl_upload_reads(const void *p, size_t n);
+void sl_upload_has_read(void);
+/*
+ * From the return of stop to go nothing is read that way, nor by copies in the background: around what has memory of the program's protected.
+ * Called without a lock that whoever reads may need, the ends of host functions or the receiver.
+ */
+void sl_upload_stop(void);
+void sl_upload_go(void);
 
 #endif

@@ -40,6 +40,15 @@ func TestCancelledWait(t *testing.T) {
 	locked(t, startWorker(t, workerOptions{}), "", "cancel")
 }
 
+// TestReachedDuringCopy: kernels are given the address of page-locked memory while another thread copies from it. The copy is right, and nothing waits for ever.
+func TestReachedDuringCopy(t *testing.T) {
+	for name, args := range map[string][]string{"grace": {"--grace", "30s"}, "none": nil} {
+		t.Run(name, func(t *testing.T) {
+			locked(t, startWorker(t, workerOptions{args: args}), "1G", "reach")
+		})
+	}
+}
+
 // TestQueryBehindCopies: a query of an event or a stream does not wait for the copies that the work stands behind.
 func TestQueryBehindCopies(t *testing.T) {
 	locked(t, startWorker(t, workerOptions{}), "1G", "query")
