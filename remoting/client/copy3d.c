@@ -17,6 +17,7 @@
 #include "hostfn.h"
 #include "mapped.h"
 #include "operand.h"
+#include "peer.h"
 #include "pointers.h"
 #include "route.h"
 #include "send.h"
@@ -104,11 +105,13 @@ static uint64_t place(CUmemorytype type, CUdeviceptr dev, CUarray array, CUresul
 }
 
 /* Sends a frame of a copy to the device, whose rows are at data; own: that is memory of the shim's. */
-static CUresult send_rows(const sl_buf *b, const uint8_t *data, size_t n, bool own)
+static CUresult send_rows(const sl_buf *b, uint64_t where, const uint8_t *data, size_t n, bool own)
 {
 	uint8_t *copied;
 	CUresult err;
+	uint32_t ctx;
 
+	sl_upload_comes(sl_peer_route(b, &ctx), where, n);
 	if (own)
 		return sl_oneway_bulk(CTL_COPY_IN_3D, b, data, n);
 	if (sl_upload_reads(data, n)) {
@@ -164,7 +167,7 @@ static CUresult in(const CUDA_MEMCPY3D *c, CUstream s)
 				sl_put(&b, struct wire_box, .memtype = c->dstMemoryType, .stream = stream, .where = where,
 				       .pitch = c->dstPitch, .height = c->dstHeight, .x = c->dstXInBytes + x, .y = c->dstY + y,
 				       .z = c->dstZ + z, .lod = (uint32_t)c->dstLOD, .w = n, .h = nrows, .d = 1);
-				err = send_rows(&b, data, n * nrows, data == bounce);
+				err = send_rows(&b, where, data, n * nrows, data == bounce);
 				sl_buf_free(&b);
 				if (err) {
 					free(bounce);

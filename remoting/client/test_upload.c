@@ -1,4 +1,4 @@
-/* Copies to the device: how fast they are is measured only where they are sent, and no thread reads memory that is being protected. */
+/* Copies to the device: how fast they are is measured only where they are sent, no thread reads memory that is being protected, and the worker finds the ends of host functions. */
 #include "upload.c"
 #include "test.h"
 
@@ -18,7 +18,7 @@ static _Atomic size_t sent, from_source;	/* bytes of frames; those of them that 
 static bool opens_later;	/* a copy in the background begins meanwhile */
 static size_t protected_at, protected_n;
 static size_t had;		/* bytes at the beginning of a copy that the worker has */
-static unsigned stopped;
+static unsigned functions, questions, stopped;
 static struct sl_content content;
 
 static __thread struct sl_thread tls;
@@ -36,6 +36,8 @@ struct sl_compressor *sl_compressor_new(size_t n) { CHECK(!n); return NULL; }
 size_t sl_compress(struct sl_compressor *c, const uint8_t *p, size_t n, const uint8_t **out) { CHECK(!c && !p && !out); return n; }
 bool sl_capturing_any(void) { return false; }
 void sl_route_slow(sl_buf *b, int kind, const void *h) { CHECK(!b && kind && h); }
+unsigned sl_hostfns_open(void) { return functions; }
+bool sl_hostfns_in_graphs(void) { return false; }
 
 struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx)
 {
@@ -49,6 +51,13 @@ bool sl_mirror_has_slow(uint64_t p, size_t n)
 	uint64_t at = (uintptr_t)source + protected_at;
 
 	return p < at + protected_n && at < p + n;
+}
+
+CUresult fw_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr p)
+{
+	CHECK(data && attribute && p);
+	questions++;
+	return CUDA_ERROR_INVALID_CONTEXT;
 }
 
 void sl_content_begin(struct sl_content_way *w, const struct sl_copy_in *c, bool shared)
@@ -184,6 +193,26 @@ static void protection(void)
 	sl_mirrors = 0;
 }
 
+/* The worker is asked after so many bytes, while functions may be called and not otherwise. */
+static void functions_run(void)
+{
+	copy(0, 200 * MIB);
+	CHECK(!questions);
+	functions = 1;
+	copy(0, 96 * MIB);
+	CHECK(!questions);
+	copy(0, 4);
+	CHECK(questions == 1);
+	for (int i = 0; i < 13; i++)
+		copy(0, 8 * MIB);
+	CHECK(questions == 2, "%u", questions);
+	copy(0, 200 * MIB);
+	CHECK(questions == 4, "%u", questions);
+	functions = 0;
+	copy(0, 200 * MIB);
+	CHECK(questions == 4);
+}
+
 int main(void)
 {
 	alarm(300);
@@ -191,6 +220,7 @@ int main(void)
 		source[i] = (uint8_t)(i / 4096);
 	rates();
 	protection();
+	functions_run();
 	puts("test_upload: ok");
 	return 0;
 }

@@ -25,6 +25,8 @@
 #include "ctx.h"
 #include "deadline.h"
 #include "futex.h"
+#include "gen.h"
+#include "hostfn.h"
 #include "mapped.h"
 #include "mirror.h"
 #include "peer.h"
@@ -45,6 +47,7 @@
 #define PROMPT 4000000000u	/* bytes a second: copies that are sent faster are not made in the background */
 #define MISSES_MOST 6		/* so at most 64 parts are not tried */
 #define MEASURE_AFTER 256u	/* compressed parts */
+#define AHEAD (96u << 20)	/* bytes that the worker may have to read to come to the end of a host function: less than maxAhead (wire/conn.go) by what else is sent */
 
 _Static_assert(PART <= SL_MAX_COMPRESSED && PART <= SL_MAX_COPY_IN, "a part is too long for its frame");
 
@@ -175,6 +178,23 @@ static bool fast(const struct sl_peer *t)
 	return link ? link > SLOW : t->bulk->told;
 }
 
+void sl_upload_comes(struct sl_peer *t, uint64_t dst, size_t n)
+{
+	struct sl_uploads *u = &t->uploads;
+	uint64_t given, before, type;
+
+	if (__builtin_expect(!sl_hostfns_open() && !sl_hostfns_in_graphs(), 1))
+		return;
+	given = __atomic_add_fetch(&u->given, n, __ATOMIC_RELAXED) - n;
+	before = __atomic_load_n(&u->carried_out, __ATOMIC_RELAXED);
+	if (given < before + AHEAD)
+		return;
+	/* Any question will do: it is answered in the order of the frames. */
+	fw_cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, dst);
+	while (before < given && !__atomic_compare_exchange_n(&u->carried_out, &before, given, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		;
+}
+
 static uint32_t reading;	/* copies that read the program's memory; a futex */
 static _Atomic unsigned stops;
 
@@ -263,6 +283,7 @@ CUresult sl_upload_now(const struct sl_copy_in *c)
 			if (sl_bulk_upload(&rest, send_part, &up, &err))
 				break;
 		}
+		sl_upload_comes(c->t, c->dst + at, m);
 		err = send_part(&up, c, at, m, c->blocking && m == left);
 	}
 	sl_content_end(&up.content);

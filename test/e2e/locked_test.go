@@ -53,3 +53,13 @@ func TestReachedDuringCopy(t *testing.T) {
 func TestQueryBehindCopies(t *testing.T) {
 	locked(t, startWorker(t, workerOptions{}), "1G", "query")
 }
+
+// TestBehindHostFunction: copies of more bytes than the worker takes ahead of a slow host function arrive: the function's end is heard of behind them.
+func TestBehindHostFunction(t *testing.T) {
+	for name, args := range map[string][]string{"grace": {"--grace", "30s"}, "none": nil} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			locked(t, startWorker(t, workerOptions{args: args}), "", "behind")
+		})
+	}
+}
