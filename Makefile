@@ -123,7 +123,7 @@ cuda-toolkit: $(NVCC)
 $(NVCC):
 	test/cuda-toolkit.sh $(CUDA)
 
-cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs separate separate-ptx separate-part nested nocode) $(addprefix $(B)/test/,nvml agent randomcalls rarecalls copies upload bulk background content twins.so)
+cuda-programs: $(addprefix $(CUDA_OUT)/,$(CUDA_SRC) twolibs separate separate-ptx separate-part nested nocode) $(addprefix $(B)/test/,nvml agent randomcalls rarecalls copies upload bulk background content locked twins.so)
 
 $(CUDA_OUT):
 	mkdir -p $@
@@ -168,8 +168,8 @@ $(B)/test/offload-omp $(B)/test/offload-acc: $(B)/test/offload-%: test/cuda/offl
 		-B$(OFFLOAD)/usr/lib/gcc/x86_64-linux-gnu/12/ -o $@ $<
 
 # Plain C, for the driver's interface alone.
-$(B)/test/copies $(B)/test/upload $(B)/test/bulk $(B)/test/background $(B)/test/content: test/cuda/plain.h
-$(B)/test/nvml $(B)/test/agent $(B)/test/copies $(B)/test/upload $(B)/test/bulk $(B)/test/background $(B)/test/content: $(B)/test/%: test/cuda/%.c | $(B)/test
+$(B)/test/copies $(B)/test/upload $(B)/test/bulk $(B)/test/background $(B)/test/content $(B)/test/locked: test/cuda/plain.h
+$(B)/test/nvml $(B)/test/agent $(B)/test/copies $(B)/test/upload $(B)/test/bulk $(B)/test/background $(B)/test/content $(B)/test/locked: $(B)/test/%: test/cuda/%.c | $(B)/test
 	$(CC) $(CFLAGS_BASE) $(CFLAGS) -o $@ $< -ldl
 
 $(B)/test/randomcalls $(B)/test/rarecalls: $(B)/test/%: test/cuda/%.c remoting/api/cuabi.h remoting/api/cuprotos.h | $(B)/test
@@ -249,6 +249,12 @@ test-clocks: all cuda-programs
 .PHONY: test-selinux
 test-selinux: all cuda-programs $(NFPM)
 	NFPM=$(abspath $(NFPM)) BUILD=$(B) test/vm.sh selinux test/vm/selinux.log
+
+# RDMA on the kernel's software device, in one emulated machine and in two: half an hour, and no part of `make test`.
+.PHONY: test-rdma
+test-rdma: all cuda-programs $(B)/test/verbs/test_stream
+	test/vm.sh rdma test/vm/rdma.log
+	test/vm.sh rdma2 test/vm/rdma2.log
 
 # From packages to the first job, an upgrade and removal, as docs/admin.md has it, in three emulated machines: some minutes, and no part of `make test`.
 .PHONY: test-install
@@ -392,6 +398,7 @@ help:
 	@echo 'make test-page   the pages for browsers in Chromium, with pictures (as root)'
 	@echo 'make test-units  the shipped systemd units under systemd 252 and 257, in emulated machines (as root)'
 	@echo 'make test-install docs/admin.md from the packages to the first job, upgrade, removal, in three emulated machines (as root)'
+	@echo 'make test-rdma    RDMA on the kernel'"'"'s software device, in emulated machines (as root)'
 	@echo 'make test-selinux packages and programs under SELinux in force, in an emulated machine (as root)'
 	@echo 'make test-shares shares of a simulated GPU under every policy, counted (as root)'
 	@echo 'make test-slurm  jobs on real Slurm clusters: the installed release, 24.11, 26.05 (as root)'

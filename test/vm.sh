@@ -16,7 +16,7 @@
 #	vm.sh packages LOG           test/vm/packages.sh: three machines, from the packages to the first job, upgrade and removal; likewise
 #	vm.sh rdma LOG               test/vm/rdma.sh: tests of the verbs, programs and faults over RDMA in one machine, Debian 12 alone. With
 #	                             SLUICE_FAULTS faults of each kind (5); RDMA=off goes over TCP, to see what comes from the machine itself.
-#	                             PARTS='tests programs faults' may be some of these, SANDBOX is the worker's (off). The tests are the executables build/verbs/test_*
+#	                             PARTS='tests programs faults' may be some of these, SANDBOX is the worker's (off). The tests are the executables build/test/verbs/test_*
 #	vm.sh rdma2 LOG              the same with the worker in one machine and the programs in another
 #
 # As root, on Debian 12, with the packages qemu-system-x86, mmdebstrap, kmod, cpio, zstd and busybox-static.
@@ -274,7 +274,7 @@ rdma_folder() {
 		*) cp -L "$f" "$1/$(basename "$(dirname "$f")")/" ;;
 		esac
 	done
-	for f in "$build"/verbs/test_*; do
+	for f in "$build"/test/verbs/test_*; do
 		[ ! -x "$f" ] || cp "$f" "$1/tests/"
 	done
 	echo "$2" >"$1/role"

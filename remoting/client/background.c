@@ -69,7 +69,7 @@ static void send_copy(struct sl_peer *t, const struct sl_copy_in *c)
 	pthread_mutex_lock(&t->order);
 	g->now = NULL;
 	g->copies -= c->n;
-	g->sent++;
+	__atomic_store_n(&g->sent, g->sent + 1, __ATOMIC_RELAXED);
 }
 
 static void *run(void *arg)
@@ -108,7 +108,7 @@ static void *run(void *arg)
 	}
 	g->first = g->last = NULL;
 	g->frames = g->copies = 0;
-	g->sent = g->taken;
+	__atomic_store_n(&g->sent, g->taken, __ATOMIC_RELAXED);
 	g->running = false;
 	close_up(t);
 	pthread_mutex_unlock(&t->order);
@@ -135,7 +135,7 @@ bool sl_background_copy(const struct sl_copy_in *c)
 	if (!sl_ended() && !atomic_load(&stops) && !sl_mapped_any() && (g->running || (g->running = sl_thread_start(run, t))) && (g->open || sl_bulk_reserve(t))) {
 		__atomic_store_n(&g->open, true, __ATOMIC_RELAXED);
 		g->copies += c->n;
-		g->taken++;
+		__atomic_store_n(&g->taken, g->taken + 1, __ATOMIC_RELAXED);
 		add(g, k);
 		taken = true;
 	}
@@ -188,6 +188,18 @@ void sl_background_sent(void)
 			wait_moved(t);
 		pthread_mutex_unlock(&t->order);
 	}
+}
+
+uint64_t sl_background_taken(void)
+{
+	const struct sl_background *g = &sl_peers[0].background;
+
+	return sl_sessions == 1 && __atomic_load_n(&g->open, __ATOMIC_RELAXED) ? __atomic_load_n(&g->taken, __ATOMIC_RELAXED) : 0;
+}
+
+bool sl_background_unsent(uint64_t taken)
+{
+	return taken > __atomic_load_n(&sl_peers[0].background.sent, __ATOMIC_RELAXED);
 }
 
 void sl_background_go(void)

@@ -34,7 +34,7 @@ struct sl_background {
 	struct sl_kept *first, *last; /* copies and frames in their order */
 	const struct sl_copy_in *now; /* being sent */
 	size_t frames, copies;	/* bytes that are kept; bytes of copies that have not been sent */
-	uint64_t taken, sent;	/* copies */
+	uint64_t taken, sent;	/* copies; read without the lock, too */
 	struct sl_bell work, moved; /* there is something to do; something was done */
 };
 
@@ -46,6 +46,14 @@ void sl_background_wait(const void *p, size_t n);
 
 /* Waits until all copies that have been taken so far were sent. The program may change what they have read. */
 void sl_background_sent(void);
+
+/*
+ * How many copies have been taken, if frames of the program's threads that are sent from now on are kept behind the last of them, and whether
+ * one of so many has not been sent. Then no such frame has left the process, and what it asks for is not complete. 0 means that nothing is
+ * known, as always with several owners.
+ */
+uint64_t sl_background_taken(void);
+bool sl_background_unsent(uint64_t taken);
 
 /*
  * From stop to go no copy is taken, and from the return of stop on nothing is kept: around what gives kernels host memory. Called without a

@@ -83,7 +83,7 @@ endif
 # --- tests ---
 
 SHIM_T := build/test/shim$(if $(SAN),-$(subst $(SHIM_COMMA),-,$(SAN)))
-SHIM_TESTS := $(addprefix $(SHIM_T)/test_,attention background bulk compilecache compress connect content entry errstate fatbin forms handles integrity lease ranges record refuse sha256 throughput)
+SHIM_TESTS := $(addprefix $(SHIM_T)/test_,attention background bulk compilecache compress connect content entry errstate fatbin forms handles integrity lease ranges record refuse sha256 throughput upload)
 # The programs nvcc built, where they are there: test_fatbin looks into them.
 SHIM_NVCC := $(wildcard build/test/cuda-11.8/vecadd build/test/cuda-11.8/reduce build/test/cuda-13.0/vecadd)
 
@@ -105,20 +105,22 @@ $(SHIM_T)/test_record: $(SHIM_OUT)/o/record.o
 $(SHIM_T)/test_refuse: $(SHIM_OUT)/o/entry.o
 $(SHIM_T)/test_sha256: $(SHIM_OUT)/o/sha256.o
 $(SHIM_T)/test_throughput: $(addprefix $(SHIM_OUT)/o/,throughput.o conf.o)
+$(SHIM_T)/test_upload: $(SHIM_OUT)/o/codec.o $(SHIM)/upload.c
 
 $(SHIM_T)/test_%: $(SHIM)/test_%.c $(SHIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $< $(filter %.o,$^) -pthread -ldl
 
 .PHONY: shim-test shim-race shim-elf
-shim-race: $(addprefix $(SHIM_T)/test_,background bulk content record)
+shim-race: $(addprefix $(SHIM_T)/test_,background bulk content record upload)
 	$(SHIM_T)/test_background
 	$(SHIM_T)/test_bulk
 	$(SHIM_T)/test_content
 	$(SHIM_T)/test_record
+	$(SHIM_T)/test_upload
 
 shim-test: $(SHIM_TESTS) $(SHIM_LIB)
-	@set -e; for t in attention background bulk compilecache compress connect content errstate forms handles integrity lease ranges record refuse sha256 throughput; do $(SHIM_T)/test_$$t; done; \
+	@set -e; for t in attention background bulk compilecache compress connect content errstate forms handles integrity lease ranges record refuse sha256 throughput upload; do $(SHIM_T)/test_$$t; done; \
 	$(SHIM_T)/test_fatbin $(SHIM_NVCC); ASAN_OPTIONS=detect_leaks=0 $(SHIM_T)/test_entry $(abspath $(SHIM_LIB))
 
 shim-elf: $(SHIM_LIB) build/shim/libnvidia-ml.so.1

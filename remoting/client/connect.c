@@ -448,11 +448,14 @@ static enum sl_connected greet(struct sl_connection *c, const struct sl_ask *ask
 	return rc;
 }
 
-/* Sets the keep-alive time of the connected socket, for the kernel and for our reads. */
+/*
+ * Sets the keep-alive time of the connected socket, for the kernel and for our reads. A worker says something four times in that time, so a
+ * read notices a link that is dead. TCP_USER_TIMEOUT would do so too, but it also ends a connection whose other side is alive and takes nothing
+ * for so long: the worker of a busy GPU.
+ */
 static void tune(int fd, uint32_t keepalive_ms)
 {
 	struct timeval tv = { keepalive_ms / 1000, keepalive_ms % 1000 * 1000 };
-	unsigned ms = keepalive_ms;
 
 	fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){ 1 }, sizeof(int));
@@ -461,7 +464,6 @@ static void tune(int fd, uint32_t keepalive_ms)
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &(int){ 3 }, sizeof(int));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &(int){ 2 }, sizeof(int));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &(int){ 3 }, sizeof(int));
-	setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
 }
 
 /* The way of the sessions of this process, which are made once. The environment may not be read later: the program may be changing it. */
@@ -535,9 +537,13 @@ enum sl_connected sl_connect_bulk(const struct sl_ask *ask, uint32_t session, co
 {
 	struct timeval tv = { keepalive_ms / 1000, keepalive_ms % 1000 * 1000 };
 	enum sl_connected rc = connect_further(ask, session, key, sizeof *key, NULL, 0, keepalive_ms, c, reason, cap);
+	unsigned ms = keepalive_ms;
 
-	if (!rc)
+	/* Its bytes have another way to go. */
+	if (!rc) {
 		setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv);
+		setsockopt(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
+	}
 	return rc;
 }
 

@@ -292,12 +292,16 @@ static void question(struct sl_content_way *w, size_t i)
 		pthread_mutex_unlock(&k->lock);
 	}
 	n = collect(w, i);
+	if (n > SL_MAX_CONTENT_FOUND - k->held) /* more is refused as a whole */
+		n = SL_MAX_CONTENT_FOUND - k->held;
 	put_question(w, &b, n, true);
 	err = sl_wait(CTL_CONTENT_FIND, &b, &r);
 	sl_buf_free(&b);
 	w->first = i;
 	w->known = i + n;
 	w->found = take_answer(k, err, &r, n);
+	for (uint32_t f = w->found; f; f &= f - 1)
+		k->held++;
 	if (!k->found) {
 		pthread_mutex_lock(&k->lock);
 		stop_hashing(k);
@@ -318,6 +322,8 @@ static void ask(struct sl_content_way *w, size_t i, uint64_t link)
 	}
 	if (k->rest)
 		k->rest--;
+	else if (k->held == SL_MAX_CONTENT_FOUND) /* pieces that were passed over; nothing more can be found */
+		k->state = NONE;
 	else if (k->found)
 		question(w, i);
 	else
@@ -362,6 +368,7 @@ static CUresult send_stored(struct sl_content_way *w, size_t at, size_t n)
 	sl_put_bytes(&b, &head, sizeof head);
 	err = sl_oneway_copy(c, CTL_COPY_IN_STORED, &b, NULL, 0);
 	sl_buf_free(&b);
+	w->k->held--;
 	__atomic_fetch_add(&sl_stats.stored, n, __ATOMIC_RELAXED);
 	return err;
 }

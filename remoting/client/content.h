@@ -48,6 +48,7 @@ struct sl_content {
 	unsigned misses;	/* questions in a row that found nothing */
 	uint32_t rest;		/* pieces to send before the next question */
 	unsigned slow;		/* pieces in a row whose hashing was too slow for the link */
+	unsigned held;		/* pieces that were found and not copied: the worker keeps them open */
 	struct wire_content_piece asked[SL_MAX_CONTENT_FIND]; /* of the last question */
 
 	/* Where copies went to over a slow link, in order, none touching another. */

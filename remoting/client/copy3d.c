@@ -17,11 +17,13 @@
 #include "hostfn.h"
 #include "mapped.h"
 #include "operand.h"
+#include "peer.h"
 #include "pointers.h"
 #include "route.h"
 #include "send.h"
 #include "session.h"
 #include "stream.h"
+#include "upload.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -102,6 +104,30 @@ static uint64_t place(CUmemorytype type, CUdeviceptr dev, CUarray array, CUresul
 	return type == CU_MEMORYTYPE_ARRAY ? sl_handle_id(SL_ARRAY, array, err) : dev;
 }
 
+/* Sends a frame of a copy to the device, whose rows are at data; own: that is memory of the shim's. */
+static CUresult send_rows(const sl_buf *b, uint64_t where, const uint8_t *data, size_t n, bool own)
+{
+	uint8_t *copied;
+	CUresult err;
+	uint32_t ctx;
+
+	sl_upload_comes(sl_peer_route(b, &ctx), where, n);
+	if (own)
+		return sl_oneway_bulk(CTL_COPY_IN_3D, b, data, n);
+	if (sl_upload_reads(data, n)) {
+		err = sl_oneway_bulk(CTL_COPY_IN_3D, b, data, n);
+		sl_upload_has_read();
+		return err;
+	}
+	copied = malloc(n);
+	if (!copied)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	memcpy(copied, data, n);
+	err = sl_oneway_bulk(CTL_COPY_IN_3D, b, copied, n);
+	free(copied);
+	return err;
+}
+
 /* Copies to the device. A frame has as many rows of one slice as fit; a row longer than a frame is sent in pieces. */
 static CUresult in(const CUDA_MEMCPY3D *c, CUstream s)
 {
@@ -141,7 +167,7 @@ static CUresult in(const CUDA_MEMCPY3D *c, CUstream s)
 				sl_put(&b, struct wire_box, .memtype = c->dstMemoryType, .stream = stream, .where = where,
 				       .pitch = c->dstPitch, .height = c->dstHeight, .x = c->dstXInBytes + x, .y = c->dstY + y,
 				       .z = c->dstZ + z, .lod = (uint32_t)c->dstLOD, .w = n, .h = nrows, .d = 1);
-				err = sl_oneway_bulk(CTL_COPY_IN_3D, &b, data, n * nrows);
+				err = send_rows(&b, where, data, n * nrows, data == bounce);
 				sl_buf_free(&b);
 				if (err) {
 					free(bounce);

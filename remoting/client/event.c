@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include "event.h"
 #include "attention.h"
+#include "background.h"
 #include "codec.h"
 #include "ctx.h"
 #include "errstate.h"
@@ -148,12 +149,12 @@ static void follow(struct sl_event *e, const struct sl_made *made)
 }
 
 /* Counts a record in a stream, once it has been sent: a generation is never ahead of the worker's. */
-static void recorded(struct sl_event *e, CUstream s, bool external)
+static void recorded(struct sl_event *e, CUstream s, uint64_t behind, bool external)
 {
 	CUresult ignored = CUDA_SUCCESS;
 	struct sl_mark *m = sl_stream_mark(s, NULL);
 	struct sl_made made = {
-		.stream = sl_stream_id_only(s, &ignored), .one_stream = true, .waited = atomic_load(&sl_waited),
+		.stream = sl_stream_id_only(s, &ignored), .one_stream = true, .waited = atomic_load(&sl_waited), .behind = behind,
 		/* The worker does not look for an event that is being captured. */
 		.forward = external || sl_capturing_any(),
 	};
@@ -175,14 +176,16 @@ void sl_event_external(CUevent h)
 CUresult sl_cuEventRecord(CUevent hEvent, CUstream hStream)
 {
 	struct sl_event *e = sl_handle_state(SL_EVENT, hEvent);
+	uint64_t behind;
 	CUresult err;
 
 	if (!e)
 		return CUDA_ERROR_INVALID_HANDLE;
 	sl_record_begin(&e->record);
+	behind = sl_background_taken();
 	err = fw_cuEventRecord(hEvent, hStream);
 	if (!err)
-		recorded(e, hStream, false);
+		recorded(e, hStream, behind, false);
 	sl_record_end(&e->record, !err, sl_calls());
 	return err || !(e->flags & CU_EVENT_INTERPROCESS) ? err : sl_ipc_fence();
 }
@@ -217,7 +220,7 @@ CUresult sl_cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned in
 	sl_record_begin(&e->record);
 	err = fw_cuEventRecordWithFlags(hEvent, hStream, flags);
 	if (!err) /* in a capture the record becomes a node, which records whenever the graph runs */
-		recorded(e, hStream, true);
+		recorded(e, hStream, 0, true);
 	sl_record_end(&e->record, !err, sl_calls());
 	return err;
 }
@@ -232,6 +235,7 @@ static CUresult record_behind_all(CUcontext hCtx, CUgreenCtx green, CUevent hEve
 	if (!e)
 		return CUDA_ERROR_INVALID_HANDLE;
 	sl_record_begin(&e->record);
+	made.behind = sl_background_taken();
 	err = green ? fw_cuGreenCtxRecordEvent(green, hEvent) : fw_cuCtxRecordEvent(hCtx, hEvent);
 	if (!err)
 		sl_record_made(&e->record, &made);
@@ -337,8 +341,8 @@ CUresult sl_cuEventQuery(CUevent hEvent)
 
 	if (err || last.complete)
 		return err;
-	/* The EVENT frame may come after the reply to a wait that covers the record. */
-	if (last.reported && !sl_error_pending()) {
+	/* The EVENT frame may come after the reply to a wait that covers the record. A question would wait for the copies that the record stands behind. */
+	if ((last.reported || sl_background_unsent(last.behind)) && !sl_error_pending()) {
 		err = sl_dead();
 		return err ? err : CUDA_ERROR_NOT_READY;
 	}

@@ -15,13 +15,15 @@
  * same queue. A user object is such a function that is never called.
  *
  * Locking: one mutex for both queues, each of which has a condition; a thread is made
- * on first use and holds no lock while it runs a function.
+ * on first use and holds no lock while it runs a function. The program's threads, which
+ * may be cancelled, wait for a bell.
  */
 #include "hostfn.h"
 #include "codec.h"
 #include "ctx.h"
 #include "entry.h"
 #include "errstate.h"
+#include "futex.h"
 #include "gen.h"
 #include "handles.h"
 #include "log.h"
@@ -34,7 +36,8 @@
 
 #include <signal.h>
 #include <stdlib.h>
-#include <time.h>
+
+#define LOOK_MS 100	/* who waits for the functions looks so often whether the session has ended */
 
 /* A call of a function that is due, or the end of one in a graph. */
 struct due {
@@ -69,18 +72,7 @@ static struct queue program = { .wake = PTHREAD_COND_INITIALIZER }, own = { .wak
 static uint32_t open;	/* launched and not yet done; under lock */
 static uint32_t open_inside;	/* those of them that are the shim's own */
 static _Atomic uint32_t in_graphs;	/* functions in graphs */
-static pthread_cond_t done; /* by the monotonic clock: one that is set back would stop its waits */
-static pthread_once_t done_once = PTHREAD_ONCE_INIT;
-
-static void done_init(void)
-{
-	pthread_condattr_t a;
-
-	pthread_condattr_init(&a);
-	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-	pthread_cond_init(&done, &a);
-	pthread_condattr_destroy(&a);
-}
+static struct sl_bell done;
 
 static void counted(bool inside, int n)
 {
@@ -142,6 +134,8 @@ static void *run(void *arg)
 {
 	struct queue *q = arg;
 
+	/* What it sends before the end of a function is said, and that, the GPU may wait for; and the functions behind the end of one in a graph. */
+	sl_tls()->unkept = true;
 	for (;;) {
 		struct hostfn *h;
 		struct due *d;
@@ -158,8 +152,6 @@ static void *run(void *arg)
 			free(d);
 			continue;
 		}
-		/* What it sends before its end is said, and that, the GPU may wait for. */
-		sl_tls()->unkept = true;
 		/* The function may look at what the stream's work has left, and that which follows at what it leaves. */
 		if (q == &program)
 			sl_mirror_stale();
@@ -170,17 +162,15 @@ static void *run(void *arg)
 			sl_mapped_send();
 		if (!d->failed) /* else no stream waits for it */
 			tell_done(h);
-		sl_tls()->unkept = false;
 		if (h->graph) {
 			free(d);
 			continue;
 		}
 		sl_handle_free(SL_HOSTFN, h->id);
 		free(h);
-		pthread_once(&done_once, done_init);
 		pthread_mutex_lock(&lock);
 		counted(q == &own, -1);
-		pthread_cond_broadcast(&done);
+		sl_bell_ring(&done);
 		pthread_mutex_unlock(&lock);
 	}
 	return NULL;
@@ -199,19 +189,9 @@ static CUresult wait_none(const uint32_t *count)
 	if (!__atomic_load_n(count, __ATOMIC_ACQUIRE))
 		return CUDA_SUCCESS;
 	began = sl_waits_begin();
-	pthread_once(&done_once, done_init);
 	pthread_mutex_lock(&lock);
-	while (__atomic_load_n(count, __ATOMIC_ACQUIRE) && !(err = sl_dead())) {
-		struct timespec t;
-
-		clock_gettime(CLOCK_MONOTONIC, &t);
-		t.tv_nsec += 100000000;
-		if (t.tv_nsec >= 1000000000) {
-			t.tv_nsec -= 1000000000;
-			t.tv_sec++;
-		}
-		pthread_cond_timedwait(&done, &lock, &t);
-	}
+	while (__atomic_load_n(count, __ATOMIC_ACQUIRE) && !(err = sl_dead()))
+		sl_bell_wait(&done, &lock, LOOK_MS);
 	pthread_mutex_unlock(&lock);
 	sl_waits_end(began, false);
 	return err;

@@ -13,7 +13,6 @@
  */
 #include "mapped.h"
 #include "area.h"
-#include "background.h"
 #include "changes.h"
 #include "codec.h"
 #include "copy.h"
@@ -27,6 +26,7 @@
 #include "send.h"
 #include "session.h"
 #include "stream.h"
+#include "upload.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -129,7 +129,7 @@ bool sl_mapped_twin_slow(uint64_t *p)
 	if (b)
 		*p += b->other.delta;
 	pthread_mutex_unlock(&lock);
-	return b || sl_mirror_has(*p);
+	return b || sl_mirror_has(*p, 1);
 }
 
 bool sl_mapped_is_twin_slow(uint64_t p)
@@ -139,7 +139,7 @@ bool sl_mapped_is_twin_slow(uint64_t p)
 	pthread_mutex_lock(&lock);
 	found = find_by_device(p);
 	pthread_mutex_unlock(&lock);
-	return found || sl_mirror_has(p);
+	return found || sl_mirror_has(p, 1);
 }
 
 struct sl_ctx *sl_mapped_ctx_slow(uint64_t p)
@@ -327,7 +327,7 @@ void sl_mapped_changed(uint64_t p, size_t n, const uint8_t *mask, const uint8_t 
 /* Reads from /proc/self/maps how the memory is mapped. */
 static void read_maps(uint64_t p, size_t n, bool *shared, bool *writable, bool *nccl)
 {
-	FILE *f = fopen("/proc/self/maps", "re");
+	FILE *f = fopen("/proc/self/maps", "rce"); /* c: no cancellation point, since making is held */
 	char line[512], flags[5];
 	unsigned long lo, hi;
 	bool begins = true;
@@ -604,7 +604,7 @@ static CUresult reach(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r, s
 	if (err)
 		return err;
 	pthread_mutex_lock(&making);
-	sl_background_stop();
+	sl_upload_stop();
 	c = sl_mapped_ctx(p);
 	if (!c) {
 		if (r->memfd && sl_shared_can() && (err = make_shared(r)))
@@ -615,7 +615,7 @@ static CUresult reach(CUdeviceptr *dptr, uint64_t p, const struct sl_range *r, s
 		sl_log(SL_WARN, "host memory can be reached by kernels on one owner's devices only, and another owner's reach it already");
 		err = CUDA_ERROR_NOT_SUPPORTED;
 	}
-	sl_background_go();
+	sl_upload_go();
 	pthread_mutex_unlock(&making);
 	if (!err) {
 		note_reached(p);

@@ -82,12 +82,12 @@ static struct mirror *find(uint64_t p)
 	return i < count && all[i]->base <= p ? all[i] : NULL;
 }
 
-bool sl_mirror_has_slow(uint64_t p)
+bool sl_mirror_has_slow(uint64_t p, size_t n)
 {
 	bool found;
 
 	pthread_mutex_lock(&lock);
-	found = find(p);
+	found = first_above(p) < count && all[first_above(p)]->base < p + n;
 	pthread_mutex_unlock(&lock);
 	return found;
 }

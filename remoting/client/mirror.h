@@ -72,14 +72,14 @@ void sl_managed_drop_ctx(uint32_t ctx_id);
 /* Device memory of n bytes, without a range. memory.c */
 CUresult sl_device_alloc(CUdeviceptr *p, size_t n);
 
-bool sl_mirror_has_slow(uint64_t p);
+bool sl_mirror_has_slow(uint64_t p, size_t n);
 void sl_mirror_send_slow(void);
 void sl_mirror_stale_slow(void);
 
-/* Whether p lies in a mirror. */
-static inline bool sl_mirror_has(uint64_t p)
+/* Whether any of [p, p+n) lies in a mirror. */
+static inline bool sl_mirror_has(uint64_t p, size_t n)
 {
-	return __builtin_expect(atomic_load_explicit(&sl_mirrors, memory_order_relaxed), 0) && sl_mirror_has_slow(p);
+	return __builtin_expect(atomic_load_explicit(&sl_mirrors, memory_order_relaxed), 0) && sl_mirror_has_slow(p, n);
 }
 
 /* Before work that may read what the program has written. */

@@ -16,14 +16,22 @@ static const char *device(void)
 {
 	const char *v = sl_config("SLUICE_RDMA");
 
-	return v && strcmp(v, "1") ? v : NULL;
+	return v && strcmp(v, "1") && strcmp(v, "on") ? v : NULL;
 }
 
 bool sl_rdma_offers(void)
 {
 	const char *v = sl_config("SLUICE_RDMA");
 
-	return v && strcmp(v, "0");
+	return v && strcmp(v, "0") && strcmp(v, "off");
+}
+
+void sl_rdma_drop(struct sl_peer *t)
+{
+	struct sl_rdma *r = t->rdma;
+
+	t->rdma = NULL; /* first: a child that another thread makes now closes what is there */
+	sl_rdma_free(r);
 }
 
 bool sl_rdma_agree(struct sl_peer *t)
@@ -41,7 +49,8 @@ bool sl_rdma_agree(struct sl_peer *t)
 	if (!sl_send_all(t->fd, &mine, sizeof mine, deadline))
 		return false;
 	if (mine.qpn) {
-		works = sl_rdma_greet(t->rdma) && sl_rdma_met(t->rdma, MEET_MS);
+		/* The worker can receive once it has sent. */
+		works = sl_rdma_met(t->rdma, MEET_MS) && sl_rdma_greet(t->rdma) && sl_rdma_met(t->rdma, MEET_MS);
 		if (!sl_send_all(t->fd, &works, sizeof works, deadline))
 			return false;
 		if (works) {
@@ -51,7 +60,6 @@ bool sl_rdma_agree(struct sl_peer *t)
 		strcpy(why, "the first messages did not get through");
 	}
 	sl_log(SL_WARN, "the session goes over TCP and not over RDMA: %s", why);
-	sl_rdma_free(t->rdma);
-	t->rdma = NULL;
+	sl_rdma_drop(t);
 	return true;
 }

@@ -32,7 +32,7 @@ void sl_record_reset(struct sl_record *r, bool external)
 	r->generation++;
 	atomic_store(&r->complete, r->generation);
 	r->stream = 0;
-	r->seq = r->calls = r->asked = 0;
+	r->seq = r->calls = r->asked = r->behind = 0;
 	r->forward = r->follow = r->wanted = false;
 	r->external = external;
 	r->fetched = 0;
@@ -62,6 +62,7 @@ bool sl_record_made(struct sl_record *r, struct sl_made *m)
 	m->generation = ++r->generation;
 	r->stream = m->stream;
 	r->seq = m->seq;
+	r->behind = m->behind;
 	r->forward = m->forward;
 	/* The record before was never queried: stop following. */
 	r->follow = r->follow && r->wanted;
@@ -100,6 +101,7 @@ struct sl_recorded sl_record_look(struct sl_record *r, uint64_t waited, uint64_t
 	l.reported = !l.ask && r->watch != SL_UNWATCHED && r->asked == waited;
 	l.followed = !l.ask && r->watch == SL_FOLLOWED;
 	l.newer = r->calls != calls;
+	l.behind = l.ask ? 0 : r->behind;
 	pthread_mutex_unlock(&r->lock);
 	return l;
 }

@@ -36,6 +36,7 @@ struct sl_record {
 	uint32_t stream;	/* id, 0: the legacy stream */
 	uint64_t seq;		/* the mark of that stream then; 0: unknown */
 	uint64_t calls;		/* sl_calls() when it had been sent */
+	uint64_t behind;	/* copies in the background that it stands behind: sl_background_taken() before it was sent */
 	bool forward;		/* the shim cannot count it, because of a capture: always ask */
 	bool external;		/* for good: graphs, launches or other processes record the event too: always ask */
 	uint32_t fetched;	/* the generation after which mapped memory was fetched */
@@ -61,6 +62,7 @@ struct sl_made {
 	uint32_t stream;
 	uint64_t seq;
 	uint64_t waited;	/* sl_waited */
+	uint64_t behind;
 	bool one_stream;	/* the worker can be asked to report it: it was made in one stream, outside of captures */
 	bool forward;
 	uint32_t generation;	/* the record's: sl_record_made says it */
@@ -75,6 +77,7 @@ void sl_record_end(struct sl_record *r, bool made, uint64_t calls);
 struct sl_recorded {
 	uint32_t generation, stream;
 	uint64_t seq;
+	uint64_t behind;	/* 0: nothing is known */
 	bool complete;		/* it is known to be */
 	bool ask;		/* only the worker knows */
 	bool reported;		/* its EVENT frame will come, and no wait has completed since that was asked for */

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 #include "deadline.h"
 #include "log.h"
 #include "peer.h"
+#include "rdmalink.h"
 #include "session.h"
 #include "../verbs/rdma.h"
 
@@ -27,7 +29,6 @@
 #define ATTEMPT_MS 5000		/* patience of one attempt, for each step */
 #define NAP_LEAST_MS 10
 #define NAP_MOST_MS 500
-#define BYE_MS 100
 
 struct sl_resume {
 	uint8_t key[16];
@@ -126,8 +127,8 @@ void sl_resume_send(struct sl_peer *t)
 		struct wire_piece h;
 		struct iovec iov[3];
 
-		/* A session that has ended discards what is left, so that no caller waits for room. */
-		if (sl_broken()) {
+		/* A session that has ended discards what is left, so that no caller waits for room, and the end of the process not for a slow link. */
+		if (sl_ended()) {
 			__atomic_store_n(&r->sent, head, __ATOMIC_RELEASE);
 			__atomic_store_n(&t->tail, head, __ATOMIC_RELEASE);
 			return;
@@ -307,8 +308,7 @@ static bool go_on(struct sl_peer *t, const struct wire_attached *a)
 	close(r->next.fd);
 	r->next.fd = -1;
 	/* Over another connection the stream goes by TCP: what has failed may fail again. */
-	sl_rdma_free(t->rdma);
-	t->rdma = NULL;
+	sl_rdma_drop(t);
 	pthread_mutex_unlock(&t->drain);
 	if (!good) {
 		sl_die(CUDA_ERROR_UNKNOWN, "the worker says to have received what was not sent");
@@ -384,21 +384,34 @@ static bool make_again(struct sl_peer *t, const char *why)
 
 /* ---- ends ---- */
 
-bool sl_resume_bye(struct sl_peer *t)
+/* Sends the last n bytes over the socket, which may be full of what a copy has left there. */
+static bool send_last(struct sl_peer *t, const void *p, size_t n, int64_t deadline)
+{
+	for (;;) {
+		struct pollfd w = { .fd = t->fd, .events = POLLOUT };
+		int64_t left = deadline - sl_now_ms();
+
+		if (send(t->fd, p, n, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)n)
+			return true;
+		if (errno != EAGAIN || left <= 0 || poll(&w, 1, (int)left) < 0)
+			return false;
+	}
+}
+
+bool sl_resume_bye(struct sl_peer *t, int64_t deadline)
 {
 	struct wire_piece h = { .received = t->again->got, .flags = SL_PIECE_BYE };
-	int64_t deadline = sl_now_ms() + BYE_MS;
 	const struct timespec nap = { 0, 100000 };
 	int queued = 0;
-	bool sent;
+	bool sent = false;
 
 	while (pthread_mutex_trylock(&t->drain)) {
 		if (sl_now_ms() >= deadline)
 			return false;
 		nanosleep(&nap, NULL);
 	}
-	sent = !t->again->cut && (t->rdma ? sl_rdma_write(t->rdma, &(struct iovec){ &h, sizeof h }, 1, BYE_MS) == (ssize_t)sizeof h && sl_rdma_flush(t->rdma, BYE_MS) :
-					    send(t->fd, &h, sizeof h, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof h);
+	if (!t->again->cut)
+		sent = t->rdma ? sl_rdma_last(t->rdma, &h, sizeof h, deadline) : send_last(t, &h, sizeof h, deadline);
 	if (sent) {
 		/* The worker may be busy, and looks at what it has been sent once the stream ends. */
 		shutdown(t->fd, SHUT_WR);

@@ -35,8 +35,8 @@ void sl_resume_room(struct sl_peer *t, size_t n);
 /* Receives some bytes of the stream of frames; -1 when the session has ended, which has been told. */
 ssize_t sl_resume_read(struct sl_peer *t, void *p, size_t n);
 
-/* Tells the worker that the process ends; false if there is no connection, or the worker's machine does not take that soon. */
-bool sl_resume_bye(struct sl_peer *t);
+/* Tells the worker that the process ends; false if there is no connection, or the worker's machine has not taken that by the deadline. */
+bool sl_resume_bye(struct sl_peer *t, int64_t deadline);
 /* In a forked child: closes what the parent was dialling. */
 void sl_resume_forked(struct sl_peer *t);
 

@@ -38,7 +38,6 @@
 #include "waits.h"
 
 #define CONNECT_MS 10000
-#define BYE_MS 100	/* how long it waits for its last bytes to leave the machine */
 #define GONE_MS 500	/* how long the end of the process waits for the ends of its sessions */
 
 enum { ST_NEW, ST_LIVE, ST_DEAD, ST_EXITING };
@@ -120,11 +119,11 @@ void sl_die(CUresult error, const char *why)
 }
 
 /* Tells the worker that the process ends; false if it does not hear that soon. */
-static bool say_bye(struct sl_peer *t)
+static bool say_bye(struct sl_peer *t, int64_t until)
 {
 	if (t->again)
-		return sl_resume_bye(t);
-	if (t->rdma && !sl_rdma_flush(t->rdma, BYE_MS))
+		return sl_resume_bye(t, until);
+	if (t->rdma && !sl_rdma_flush(t->rdma, (int)(until - sl_now_ms())))
 		return false;
 	return !shutdown(t->fd, SHUT_WR);
 }
@@ -137,13 +136,12 @@ static bool say_bye(struct sl_peer *t)
 static void end_sessions(void)
 {
 	bool told[SL_MAX_OWNERS];
-	int64_t until;
+	int64_t until = sl_now_ms() + GONE_MS;
 
 	for (unsigned i = 0; i < sl_sessions; i++)
 		sl_bulk_end(&sl_peers[i]);
 	for (unsigned i = 0; i < sl_sessions; i++)
-		told[i] = say_bye(&sl_peers[i]);
-	until = sl_now_ms() + GONE_MS;
+		told[i] = say_bye(&sl_peers[i], until);
 	for (unsigned i = 0; i < sl_sessions; i++) {
 		struct pollfd p = { .fd = sl_peers[i].fd, .events = POLLRDHUP };
 		int64_t left;
@@ -280,8 +278,8 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 		sl_log(SL_ERROR, "the worker's shared memory cannot be mapped: %s", strerror(errno));
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
-	if (snap->features & SL_FEATURE_RDMA && !sl_rdma_agree(t)) {
-		sl_log(SL_ERROR, "the connection was lost while RDMA was agreed on: %s", strerror(errno));
+	if (snap->features & SL_FEATURE_RDMA && (!ask.rdma || t->shm || !sl_rdma_agree(t))) {
+		sl_log(SL_ERROR, ask.rdma && !t->shm ? "the connection was lost while RDMA was agreed on" : "the worker's welcome is malformed");
 		return CUDA_ERROR_SYSTEM_NOT_READY;
 	}
 	sl_throughput_init(&t->uploads.throughput);
@@ -312,7 +310,7 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 
 static void drop_peer(struct sl_peer *t)
 {
-	sl_rdma_free(t->rdma);
+	sl_rdma_drop(t);
 	if (t->fd >= 0)
 		close(t->fd);
 	if (t->ring && t->ring != MAP_FAILED)

@@ -25,6 +25,7 @@
 #include "handles.h"
 #include "ipc.h"
 #include "mapped.h"
+#include "peer.h"
 #include "route.h"
 #include "send.h"
 #include "session.h"
@@ -52,6 +53,8 @@ static inline void mark(struct sl_mark *m, uint64_t tid, bool copying)
 	uint64_t seq;
 	uint64_t owner = atomic_load_explicit(&m->owner, memory_order_relaxed);
 
+	if (__builtin_expect(__atomic_load_n(&sl_peers[0].background.open, __ATOMIC_RELAXED), 0))
+		atomic_store_explicit(&m->behind, sl_background_taken(), memory_order_relaxed);
 	if (__builtin_expect(owner != tid, 0)) {
 		if (owner || !atomic_compare_exchange_strong(&m->owner, &owner, tid)) {
 			atomic_store_explicit(&m->shared, true, memory_order_relaxed);
@@ -103,6 +106,7 @@ void sl_mark_reset(struct sl_mark *m)
 	atomic_store(&m->shared, false);
 	atomic_store(&m->seq, 0);
 	atomic_store(&m->other, 0);
+	atomic_store(&m->behind, 0);
 	atomic_store(&m->synced, 0);
 }
 
@@ -662,6 +666,12 @@ CUresult sl_cuStreamQuery(CUstream hStream)
 	sl_cover(&w, hStream);
 	if (w.track && idle(w.m))
 		return sl_dead();
+	/* A question would wait for the copies that its last work stands behind. */
+	if (w.m && !sl_error_pending() && !sl_capturing_any() &&
+	    sl_background_unsent(atomic_load_explicit(w.m == &c->legacy ? &c->direct.behind : &w.m->behind, memory_order_relaxed))) {
+		err = sl_dead();
+		return err ? err : CUDA_ERROR_NOT_READY;
+	}
 	err = SL_UNMARKED(fw_cuStreamQuery(hStream));
 	if (!err) {
 		sl_mirror_stale();

@@ -24,6 +24,7 @@ struct sl_mark {
 	_Atomic bool shared;	 /* more than one did */
 	_Atomic uint64_t seq;	 /* work enqueued; written by the owner only */
 	_Atomic uint64_t other;	 /* of it, up to the last that was not a copy whose bytes have left this process; written by the owner only */
+	_Atomic uint64_t behind; /* copies in the background that the last work stands behind: sl_background_taken() before it was sent */
 	_Atomic uint64_t synced; /* work known to be complete, or, of such copies alone, that the worker sees to */
 };
 

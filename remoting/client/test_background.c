@@ -249,6 +249,30 @@ static void *unblock(void *arg)
 	return NULL;
 }
 
+/* Whether what stands behind copies has left is known without a lock. */
+static void behind(void)
+{
+	uint64_t two;
+
+	begin();
+	CHECK(!sl_background_taken() && !sl_background_unsent(0));
+	blocked = true;
+	CHECK(copy(1, 0, MIB) && copy(2, 0, MIB));
+	two = sl_background_taken();
+	CHECK(copy(3, 0, MIB) && sl_background_taken() == two + 1);
+	frame(4, 0);
+	CHECK(sl_background_unsent(two) && sl_background_unsent(two + 1) && !nleft);
+	sl_sessions = 2;
+	CHECK(!sl_background_taken());
+	sl_sessions = 1;
+	blocked = false;
+	while (sl_background_unsent(two))
+		usleep(100);
+	CHECK(nleft >= 2);
+	WAIT_FOR(!open_now());
+	CHECK(!sl_background_unsent(two + 1) && !sl_background_taken());
+}
+
 /* Memory is waited for while it is being sent, and while it is to be sent, and no other is. */
 static void memory(void)
 {
@@ -370,6 +394,7 @@ int main(void)
 	order();
 	bounds();
 	sent();
+	behind();
 	memory();
 	refusals();
 	threads_of_the_program();

@@ -13,7 +13,7 @@ static struct sl_recorded look(void)
 /* A record in stream 7, behind what has the mark 9 there. */
 static bool record(bool forward)
 {
-	struct sl_made m = { .stream = 7, .seq = 9, .waited = waited, .one_stream = true, .forward = forward };
+	struct sl_made m = { .stream = 7, .seq = 9, .waited = waited, .behind = 3, .one_stream = true, .forward = forward };
 	bool follow;
 
 	sl_record_begin(&r);
@@ -43,7 +43,7 @@ static void completion(void)
 	CHECK(!record(false));
 	l = look();
 	first = l.generation;
-	CHECK(!l.complete && !l.ask && !l.newer && l.stream == 7 && l.seq == 9);
+	CHECK(!l.complete && !l.ask && !l.newer && l.stream == 7 && l.seq == 9 && l.behind == 3);
 	calls++;
 	CHECK(look().newer);
 	sl_record_complete(&r, first - 1);

@@ -157,7 +157,7 @@ bool sl_trap_start(bool (*touched)(uint64_t p, bool write), bool (*left_alone)(u
 	if (!ok && !home) {
 		touched_ = touched;
 		left_alone_ = left_alone;
-		memory = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+		memory = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/mem", O_RDWR | O_CLOEXEC); /* no cancellation point: locks are held */
 		ok = memory >= 0 && !syscall(SYS_pipe2, ends, O_CLOEXEC) && start_server();
 		if (ok) {
 			home = getpid();

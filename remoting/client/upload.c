@@ -11,6 +11,10 @@
  *
  * A large copy over a link that is not slow goes by bulk connections (bulk.h), where there are any. One that the program does not wait for
  * is sent by a thread of the session's (background.h).
+ *
+ * The bytes are written to the socket with locks held, and other threads read them too. So memory must not become protected meanwhile
+ * (mirror.h): whoever protects some waits for the copies that have begun (sl_upload_stop). Later copies, and those of memory that is protected
+ * already, are made of memory of the shim's.
  */
 #include "upload.h"
 #include "background.h"
@@ -20,6 +24,9 @@
 #include "content.h"
 #include "ctx.h"
 #include "deadline.h"
+#include "futex.h"
+#include "gen.h"
+#include "hostfn.h"
 #include "mapped.h"
 #include "mirror.h"
 #include "peer.h"
@@ -29,7 +36,9 @@
 #include "stats.h"
 #include "stream.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #define PART (1u << 20)		/* bytes in a frame */
@@ -38,6 +47,7 @@
 #define PROMPT 4000000000u	/* bytes a second: copies that are sent faster are not made in the background */
 #define MISSES_MOST 6		/* so at most 64 parts are not tried */
 #define MEASURE_AFTER 256u	/* compressed parts */
+#define AHEAD (96u << 20)	/* bytes that the worker may have to read to come to the end of a host function: less than maxAhead (wire/conn.go) by what else is sent */
 
 _Static_assert(PART <= SL_MAX_COMPRESSED && PART <= SL_MAX_COPY_IN, "a part is too long for its frame");
 
@@ -168,16 +178,63 @@ static bool fast(const struct sl_peer *t)
 	return link ? link > SLOW : t->bulk->told;
 }
 
-/* Threads must not touch memory that is protected. */
-static bool mirrored(const uint8_t *p, size_t n)
+void sl_upload_comes(struct sl_peer *t, uint64_t dst, size_t n)
 {
-	return sl_mirror_has((uintptr_t)p) || sl_mirror_has((uintptr_t)p + n - 1);
+	struct sl_uploads *u = &t->uploads;
+	uint64_t given, before, type;
+
+	if (__builtin_expect(!sl_hostfns_open() && !sl_hostfns_in_graphs(), 1))
+		return;
+	given = __atomic_add_fetch(&u->given, n, __ATOMIC_RELAXED) - n;
+	before = __atomic_load_n(&u->carried_out, __ATOMIC_RELAXED);
+	if (given < before + AHEAD)
+		return;
+	/* Any question will do: it is answered in the order of the frames. */
+	fw_cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, dst);
+	while (before < given && !__atomic_compare_exchange_n(&u->carried_out, &before, given, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		;
 }
 
-/* Whether the n bytes of a copy at p can go by bulk connections. Until one is there, and beside another copy that has them all, the bytes go in frames. */
-static bool may_bulk(const struct sl_copy_in *c, const uint8_t *p, size_t n)
+static uint32_t reading;	/* copies that read the program's memory; a futex */
+static _Atomic unsigned stops;
+
+bool sl_upload_reads(const void *p, size_t n)
 {
-	return fast(c->t) && (sl_tls()->unkept || !mirrored(p, n)) && sl_bulk_ready(c->t, SL_BULK_TO_WORKER);
+	/* First this, then the look, and sl_upload_stop the other way round: one of both sees the other. */
+	__atomic_fetch_add(&reading, 1, __ATOMIC_SEQ_CST);
+	if (__builtin_expect(!atomic_load(&stops) && !sl_mirror_has((uintptr_t)p, n), 1))
+		return true;
+	sl_upload_has_read();
+	return false;
+}
+
+void sl_upload_has_read(void)
+{
+	__atomic_fetch_sub(&reading, 1, __ATOMIC_SEQ_CST);
+	if (__builtin_expect(atomic_load(&stops), 0))
+		sl_futex_wake(&reading);
+}
+
+void sl_upload_stop(void)
+{
+	uint32_t n;
+
+	sl_background_stop();
+	atomic_fetch_add(&stops, 1);
+	while ((n = __atomic_load_n(&reading, __ATOMIC_SEQ_CST)))
+		sl_futex_wait(&reading, n, NULL);
+}
+
+void sl_upload_go(void)
+{
+	atomic_fetch_sub(&stops, 1);
+	sl_background_go();
+}
+
+/* Whether the rest of a copy can go by bulk connections. Until one is there, and beside another copy that has them all, the bytes go in frames. */
+static bool may_bulk(const struct sl_copy_in *c)
+{
+	return fast(c->t) && sl_bulk_ready(c->t, SL_BULK_TO_WORKER);
 }
 
 /* Bytes of a copy from at on that the worker has, and has been told to copy. */
@@ -190,25 +247,34 @@ static size_t stored(struct upload *up, size_t at, CUresult *err)
 	return sl_content_copy(&up->content, at, link, err);
 }
 
+/* Whether this thread's frames are sent and not kept behind copies. */
+static bool at_once(const struct sl_peer *t)
+{
+	return sl_tls()->unkept || !__atomic_load_n(&t->background.open, __ATOMIC_RELAXED);
+}
+
 CUresult sl_upload_now(const struct sl_copy_in *c)
 {
+	bool rated = c->n >= SL_BACKGROUND_LEAST && at_once(c->t);
+	int64_t began = rated ? sl_now_ns() : 0;
 	CUresult err = CUDA_SUCCESS;
-	int64_t began = sl_now_ns();
 	struct upload up;
+	size_t had = 0;
 
 	begin(&up, c->t, c->n);
 	if (__builtin_expect(c->t->content && c->n >= SL_CONTENT_LEAST, 0))
-		sl_content_begin(&up.content, c, sl_tls()->unkept || !mirrored(c->src, c->n));
+		sl_content_begin(&up.content, c, true);
 	for (size_t at = 0, m; at < c->n && !err; at += m) {
 		size_t left = c->n - at;
 
 		m = stored(&up, at, &err);
 		if (up.content.k && at % SL_CONTENT_PIECE == 0)
 			up.look.queued = false; /* the time of a question, and of what is not sent, is not the link's */
+		had += m;
 		if (m || err)
 			continue;
 		m = left < PART ? left : PART;
-		if (__builtin_expect(up.bulk, 0) && m < left && may_bulk(c, c->src + at, left)) {
+		if (__builtin_expect(up.bulk, 0) && m < left && may_bulk(c)) {
 			struct sl_copy_in rest = *c;
 
 			rest.dst += at;
@@ -217,12 +283,14 @@ CUresult sl_upload_now(const struct sl_copy_in *c)
 			if (sl_bulk_upload(&rest, send_part, &up, &err))
 				break;
 		}
+		sl_upload_comes(c->t, c->dst + at, m);
 		err = send_part(&up, c, at, m, c->blocking && m == left);
 	}
 	sl_content_end(&up.content);
 	end(&up);
-	if (c->n >= SL_BACKGROUND_LEAST)
-		__atomic_store_n(&up.t->uploads.rate, (uint64_t)((double)c->n * 1e9 / (double)(sl_now_ns() - began + 1)), __ATOMIC_RELAXED);
+	/* What the worker had took no time to speak of, and what was kept none at all. */
+	if (rated && c->n - had >= SL_BACKGROUND_LEAST && at_once(c->t))
+		__atomic_store_n(&up.t->uploads.rate, (uint64_t)((double)(c->n - had) * 1e9 / (double)(sl_now_ns() - began + 1)), __ATOMIC_RELAXED);
 	return err;
 }
 
@@ -231,12 +299,34 @@ static bool may_wait(const struct sl_copy_in *c)
 {
 	uint64_t rate = __atomic_load_n(&c->t->uploads.rate, __ATOMIC_RELAXED);
 
-	return c->n >= SL_BACKGROUND_LEAST && rate && rate < PROMPT && !c->t->shm && !c->t->lacks && !mirrored(c->src, c->n) && !sl_capturing_any();
+	return c->n >= SL_BACKGROUND_LEAST && rate && rate < PROMPT && !c->t->shm && !c->t->lacks && !sl_mirror_has((uintptr_t)c->src, c->n) && !sl_capturing_any();
+}
+
+/* Sends a copy of memory that may be protected. */
+static CUresult upload_copied(const struct sl_copy_in *c)
+{
+	uint8_t *own = malloc(PART);
+	CUresult err = own ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+
+	for (size_t at = 0, m; at < c->n && !err; at += m) {
+		struct sl_copy_in part = *c;
+
+		m = c->n - at < PART ? c->n - at : PART;
+		memcpy(own, c->src + at, m);
+		part.dst += at;
+		part.src = own;
+		part.n = m;
+		part.blocking = c->blocking && at + m == c->n;
+		err = sl_upload_now(&part);
+	}
+	free(own);
+	return err;
 }
 
 CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool blocking, bool later)
 {
 	struct sl_copy_in c = { .dst = dst, .src = src, .n = n, .stream = stream, .blocking = blocking };
+	CUresult err;
 	sl_buf b;
 
 	sl_buf_init(&b);
@@ -244,5 +334,9 @@ CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint3
 	c.t = sl_peer_route(&b, &c.ctx);
 	if (later && may_wait(&c) && sl_background_copy(&c))
 		return sl_dead();
-	return sl_upload_now(&c);
+	if (!sl_upload_reads(src, n))
+		return upload_copied(&c);
+	err = sl_upload_now(&c);
+	sl_upload_has_read();
+	return err;
 }

@@ -20,6 +20,7 @@ struct sl_uploads {
 	uint64_t rate;		/* bytes a second of the last large copy; 0: there was none */
 	uint32_t misses;	/* consecutive attempts that saved nothing */
 	uint32_t rest;		/* parts to send before the next attempt */
+	uint64_t given, carried_out; /* bytes of copies while host functions may be called: those that were sent, and those that the worker has read and executed */
 	uint32_t waited, idle;	/* how often the link was busy, or idle, when the next compressed part was ready */
 };
 
@@ -39,7 +40,27 @@ struct sl_copy_in {
  * that src may be read after that. blocking: the last frame says that a blocking copy ends with it.
  */
 CUresult sl_upload(CUdeviceptr dst, const void *src, size_t n, CUstream s, uint32_t stream, bool blocking, bool later);
-/* Sends a copy, and notes how fast that went. */
+/* Sends a copy, and notes how fast that went. Its memory is not protected meanwhile. */
 CUresult sl_upload_now(const struct sl_copy_in *c);
+
+/*
+ * Comes before n bytes of a copy to the device at dst are sent in a frame. While host functions may be called, the worker must find the end of one
+ * in what it can read ahead of a copy that waits for it: so this waits until it has carried out enough of the copies before. Called without a lock
+ * that the ends of host functions need, or the receiver.
+ */
+void sl_upload_comes(struct sl_peer *t, uint64_t dst, size_t n);
+
+/*
+ * Around what reads n bytes of the program's memory at p with a lock held, or on another thread: neither can wait until memory that is
+ * protected (mirror.h) may be read. False: it may be protected, and is to be copied first.
+ */
+bool sl_upload_reads(const void *p, size_t n);
+void sl_upload_has_read(void);
+/*
+ * From the return of stop to go nothing is read that way, nor by copies in the background: around what has memory of the program's protected.
+ * Called without a lock that whoever reads may need, the ends of host functions or the receiver.
+ */
+void sl_upload_stop(void);
+void sl_upload_go(void);
 
 #endif

@@ -200,6 +200,12 @@ bool sim_may_send(struct sim_context *c, uint64_t *at)
 
 /* --- the device --- */
 
+/* A child's copies are its own: see the handlers for fork. */
+int ibv_fork_init(void)
+{
+	return 0;
+}
+
 struct vb_device **ibv_get_device_list(int *n)
 {
 	struct vb_device **list = calloc(2, sizeof(*list));

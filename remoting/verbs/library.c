@@ -18,6 +18,11 @@ static void open_library(void)
 #define VB_FIND(result, name, parameters) whole = (lib.name = (result(*) parameters)dlsym(so, "ibv_" #name)) && whole;
 	VB_FUNCTIONS(VB_FIND)
 #undef VB_FIND
+	/*
+	 * Before Linux 5.12 a fork gives the process copies of pages that a device knows. The library can keep its own and ours from that, if
+	 * it is told before it has any; on later kernels this does nothing.
+	 */
+	whole = whole && !lib.fork_init();
 }
 
 const struct vb_library *vb_library(void)

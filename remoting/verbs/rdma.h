@@ -3,7 +3,7 @@
  * that both sides have, and over which they tell each other their cards. The socket stays open: its end is the stream's.
  *
  * Each side has a ring in memory that the other writes to. A write says by its immediate value how many bytes it has brought; an
- * immediate of 0 says that the writer has read further in its own ring, which stands in the control in front of the other's
+ * immediate of 0 says that the writer has read further in its own ring: how far stands in the control in front of the other's
  * ring. So a side may write as long as the other's ring has room and the other has receives posted.
  *
  * The peer may write anything into the ring and its control at any time. Bytes are therefore copied out before they are looked at, and
@@ -55,8 +55,10 @@ ssize_t sl_rdma_read(struct sl_rdma *r, void *buf, size_t n, int ms);
 bool sl_rdma_readable(struct sl_rdma *r, int ms);
 /* Waits until everything written has arrived in the other side's memory; false if it has not after ms milliseconds. */
 bool sl_rdma_flush(struct sl_rdma *r, int ms);
+/* Writes the last n bytes and waits until they have arrived; false if they have not at the deadline, of sl_now_ms. */
+bool sl_rdma_last(struct sl_rdma *r, const void *p, size_t n, int64_t deadline);
 
-/* How many messages and bytes were sent and came, for tests and counters. */
+/* How many messages were sent and came, for tests and counters. */
 struct sl_rdma_counts {
 	uint64_t sent, received, credits; /* messages; credits are among those sent */
 	uint64_t sleeps;

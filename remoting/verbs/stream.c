@@ -28,9 +28,15 @@
 #define NAP_MS 1000		/* a wait looks again after so long, whatever happens */
 #define SPIN 200		/* looks for a completion before a writer sleeps */
 
+/*
+ * A message of the control. Each goes to the next of as many places as there can be messages that the other side has not looked at: a device
+ * may write a number in any number of steps, and one that is written anew while it is read would be neither the old nor the new.
+ */
 struct control {
 	_Atomic uint64_t read, received;
 };
+
+_Static_assert(sizeof(struct control) * SL_RDMA_RECEIVES <= SL_RDMA_CONTROL, "places of the control");
 
 struct sl_rdma {
 	const struct vb_library *v;
@@ -47,7 +53,7 @@ struct sl_rdma {
 
 	/* One mapping: what the other side writes, control and ring, then what is written from. */
 	uint8_t *map;
-	struct control *control, *out_control;
+	struct control *control, *out_control; /* SL_RDMA_RECEIVES of them */
 	uint8_t *in, *out;
 	uint64_t remote; /* address of the other side's control */
 	uint32_t rkey;
@@ -59,12 +65,12 @@ struct sl_rdma {
 	bool hung;		/* the socket has ended */
 	int error;		/* errno, once the connection has failed */
 	uint64_t came, taken;	/* bytes of in that have come, and that have been read */
-	uint64_t put, room_to;	/* bytes written to out, and how far the other side has read */
+	uint64_t put, posted, room_to; /* bytes written to out, how many of them the device was given, and how far the other side has read */
 	uint64_t sent, heard;	/* messages sent, and how many of them the other side has received */
 	uint64_t received;	/* messages */
 	uint64_t told_taken, told_received;
 	int sending;		/* messages that have not been completed */
-	uint64_t credits, sleeps;
+	uint64_t credits, credited, sleeps; /* credits: messages of the control that were sent; credited: that came */
 };
 
 #define MAP_SIZE (2 * ((size_t)SL_RDMA_CONTROL + SL_RDMA_RING))
@@ -85,7 +91,8 @@ static bool make_memory(struct sl_rdma *r)
 	r->out_control = (struct control *)(r->in + SL_RDMA_RING);
 	r->out = r->in + SL_RDMA_RING + SL_RDMA_CONTROL;
 	r->in_mr = r->v->reg_mr(r->pd, r->map, MAP_SIZE / 2, VB_ACCESS_LOCAL_WRITE | VB_ACCESS_REMOTE_WRITE);
-	r->out_mr = r->in_mr ? r->v->reg_mr(r->pd, r->map + MAP_SIZE / 2, MAP_SIZE / 2, 0) : NULL;
+	/* The device only reads the second half. Pages that it may write are this process's own from the start, on any kernel. */
+	r->out_mr = r->in_mr ? r->v->reg_mr(r->pd, r->map + MAP_SIZE / 2, MAP_SIZE / 2, VB_ACCESS_LOCAL_WRITE) : NULL;
 	return r->out_mr;
 }
 
@@ -250,12 +257,8 @@ static void post(struct sl_rdma *r, const void *p, size_t n, uint64_t offset, ui
 	struct vb_send w = { .list = &sge, .sges = 1, .opcode = VB_WRITE_WITH_IMM, .flags = VB_SIGNALED | (r->inlines && n <= INLINE ? VB_INLINE : 0),
 			     .imm = htonl(imm), .rdma = { r->remote + offset, r->rkey } };
 	struct vb_send *bad;
-	int err, cancel;
+	int err = r->dev.context->ops.post_send(r->qp, &w, &bad);
 
-	/* The software device's call is a cancellation point, and the caller has locks. */
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-	err = r->dev.context->ops.post_send(r->qp, &w, &bad);
-	pthread_setcancelstate(cancel, NULL);
 	if (err) {
 		fail(r, err);
 		return;
@@ -267,13 +270,14 @@ static void post(struct sl_rdma *r, const void *p, size_t n, uint64_t offset, ui
 /* Tells the other side how far this one is. */
 static void tell(struct sl_rdma *r)
 {
+	size_t place = (size_t)(r->credits++ % SL_RDMA_RECEIVES);
+	struct control *c = &r->out_control[place];
+
 	r->told_taken = r->taken;
 	r->told_received = r->received;
-	/* Without inlining the device may read this while a later count is put there, which is as true. */
-	atomic_store(&r->out_control->read, r->taken);
-	atomic_store(&r->out_control->received, r->received);
-	post(r, r->out_control, sizeof *r->out_control, 0, 0);
-	r->credits++;
+	atomic_store(&c->read, r->taken);
+	atomic_store(&c->received, r->received);
+	post(r, c, sizeof *c, place * sizeof *c, 0);
 }
 
 static void tell_if_due(struct sl_rdma *r)
@@ -283,12 +287,33 @@ static void tell_if_due(struct sl_rdma *r)
 		tell(r);
 }
 
+/*
+ * Has the device send what was written and was not sent yet, because the other side had no receives for it: it is more than one message's
+ * worth of writes then, and goes in fewer messages.
+ */
+static void push(struct sl_rdma *r)
+{
+	while (!r->error && r->posted < r->put && r->sending < SENDS - SPARE_SENDS && r->sent - r->heard < SL_RDMA_RECEIVES - SPARE_RECEIVES) {
+		size_t at = (size_t)(r->posted % SL_RDMA_RING), n = SL_RDMA_RING - at;
+
+		if (n > r->put - r->posted)
+			n = (size_t)(r->put - r->posted);
+		if (n > SL_RDMA_MESSAGE)
+			n = SL_RDMA_MESSAGE;
+		post(r, r->out + at, n, SL_RDMA_CONTROL + at, (uint32_t)n);
+		r->posted += n;
+	}
+}
+
 static void arrived(struct sl_rdma *r, uint32_t imm)
 {
 	uint64_t read, heard;
+	struct control *c;
 
 	r->received++;
-	if (!post_receive(r))
+	if (r->received - r->told_received > SL_RDMA_RECEIVES)
+		fail(r, EPROTO); /* more than it may have sent */
+	else if (!post_receive(r))
 		fail(r, errno);
 	if (imm) {
 		if (imm > SL_RDMA_MESSAGE || r->came + imm - r->taken > SL_RDMA_RING)
@@ -297,9 +322,10 @@ static void arrived(struct sl_rdma *r, uint32_t imm)
 			r->came += imm;
 		return;
 	}
-	read = atomic_load(&r->control->read);
-	heard = atomic_load(&r->control->received);
-	if (read < r->room_to || read > r->put || heard < r->heard || heard > r->sent) {
+	c = &r->control[r->credited++ % SL_RDMA_RECEIVES];
+	read = atomic_load(&c->read);
+	heard = atomic_load(&c->received);
+	if (read < r->room_to || read > r->posted || heard < r->heard || heard > r->sent) {
 		fail(r, EPROTO);
 		return;
 	}
@@ -311,8 +337,7 @@ static void arrived(struct sl_rdma *r, uint32_t imm)
 static bool harvest(struct sl_rdma *r)
 {
 	struct vb_wc wc[16];
-	bool any = false;
-	int n;
+	int n, all = 0;
 
 	do {
 		n = r->dev.context->ops.poll_cq(r->cq, 16, wc);
@@ -326,13 +351,14 @@ static bool harvest(struct sl_rdma *r)
 			else
 				r->sending--;
 		}
-		any = any || n > 0;
-	} while (n == 16);
-	if (any) {
+		all += n > 0 ? n : 0;
+	} while (n == 16 && all < SENDS + SL_RDMA_RECEIVES); /* the other side may send without end, and the lock is held */
+	if (all) {
 		tell_if_due(r);
+		push(r);
 		sl_bell_ring(&r->bell);
 	}
-	return any;
+	return all;
 }
 
 /* Takes the events that say that there are completions. */
@@ -344,6 +370,8 @@ static void take_events(struct sl_rdma *r)
 
 	while (!r->v->get_cq_event(r->channel, &cq, &user))
 		n++;
+	if (errno != EAGAIN && errno != EINTR)
+		fail(r, EIO); /* the device has gone */
 	if (n) {
 		r->v->ack_cq_events(r->cq, n);
 		r->armed = false;
@@ -376,7 +404,9 @@ static bool await(struct sl_rdma *r, int64_t deadline)
 		if (syscall(SYS_poll, p, 2, (int)left) < 0) /* no cancellation point: the caller may have locks */
 			p[0].revents = p[1].revents = 0;
 		pthread_mutex_lock(&r->lock);
-		if (p[0].revents)
+		if (p[0].revents & ~POLLIN)
+			fail(r, EIO);
+		else if (p[0].revents)
 			take_events(r);
 		if (p[1].revents)
 			r->hung = true;
@@ -389,39 +419,55 @@ static bool await(struct sl_rdma *r, int64_t deadline)
 
 /* ---- the stream ---- */
 
+/*
+ * Takes the lock. The library's calls may be cancellation points, and a caller that is cancelled in one would keep this lock and its own.
+ */
+static int enter(struct sl_rdma *r)
+{
+	int cancel;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	pthread_mutex_lock(&r->lock);
+	return cancel;
+}
+
+static void leave(struct sl_rdma *r, int cancel)
+{
+	pthread_mutex_unlock(&r->lock);
+	pthread_setcancelstate(cancel, NULL);
+}
+
 bool sl_rdma_greet(struct sl_rdma *r)
 {
+	int cancel = enter(r);
 	bool good;
 
-	pthread_mutex_lock(&r->lock);
 	tell(r);
 	good = !r->error;
-	pthread_mutex_unlock(&r->lock);
+	leave(r, cancel);
 	return good;
 }
 
 bool sl_rdma_met(struct sl_rdma *r, int ms)
 {
 	int64_t deadline = sl_now_ms() + ms;
+	int cancel = enter(r);
 	bool good;
 
-	pthread_mutex_lock(&r->lock);
 	harvest(r);
 	while (!r->error && !r->hung && (!r->received || r->sending))
 		if (!await(r, deadline))
 			break;
 	good = !r->error && !r->hung && r->received && !r->sending;
-	pthread_mutex_unlock(&r->lock);
+	leave(r, cancel);
 	return good;
 }
 
-/* How many bytes may be written now, in one message. */
+/* How many bytes may be written now, at one place. */
 static size_t may_write(const struct sl_rdma *r)
 {
 	size_t room = (size_t)(SL_RDMA_RING - (r->put - r->room_to)), end = SL_RDMA_RING - (size_t)(r->put % SL_RDMA_RING);
 
-	if (r->sending >= SENDS - SPARE_SENDS || r->sent - r->heard >= SL_RDMA_RECEIVES - SPARE_RECEIVES)
-		return 0;
 	if (room > end)
 		room = end;
 	return room < SL_RDMA_MESSAGE ? room : SL_RDMA_MESSAGE;
@@ -455,15 +501,13 @@ static size_t wait_for_room(struct sl_rdma *r, int ms)
 
 ssize_t sl_rdma_write(struct sl_rdma *r, const struct iovec *iov, int n, int ms)
 {
+	int error, cancel = enter(r);
 	size_t room, done = 0;
 	uint8_t *to;
-	int error;
 
-	pthread_mutex_lock(&r->lock);
-	if (r->sending > SENDS / 2)
-		harvest(r);
+	harvest(r); /* also so that the other side hears how many messages have come, if nobody reads here */
 	room = wait_for_room(r, ms);
-	pthread_mutex_unlock(&r->lock);
+	leave(r, cancel);
 	if (!room)
 		return -1;
 	to = r->out + r->put % SL_RDMA_RING;
@@ -475,11 +519,11 @@ ssize_t sl_rdma_write(struct sl_rdma *r, const struct iovec *iov, int n, int ms)
 	}
 	if (!done)
 		return 0;
-	pthread_mutex_lock(&r->lock);
+	cancel = enter(r);
 	r->put += done;
-	post(r, to, done, SL_RDMA_CONTROL + (uint64_t)(to - r->out), (uint32_t)done);
+	push(r);
 	error = r->error;
-	pthread_mutex_unlock(&r->lock);
+	leave(r, cancel);
 	if (error) {
 		errno = error;
 		return -1;
@@ -511,11 +555,11 @@ static size_t wait_for_bytes(struct sl_rdma *r, int ms)
 
 ssize_t sl_rdma_read(struct sl_rdma *r, void *buf, size_t n, int ms)
 {
+	int cancel = enter(r);
 	size_t have, at, first;
 
-	pthread_mutex_lock(&r->lock);
 	have = wait_for_bytes(r, ms);
-	pthread_mutex_unlock(&r->lock);
+	leave(r, cancel);
 	if (!have)
 		return errno ? -1 : 0;
 	if (n > have)
@@ -524,40 +568,61 @@ ssize_t sl_rdma_read(struct sl_rdma *r, void *buf, size_t n, int ms)
 	first = SL_RDMA_RING - at < n ? SL_RDMA_RING - at : n;
 	memcpy(buf, r->in + at, first);
 	memcpy((uint8_t *)buf + first, r->in, n - first);
-	pthread_mutex_lock(&r->lock);
+	cancel = enter(r);
 	r->taken += n;
 	tell_if_due(r);
-	pthread_mutex_unlock(&r->lock);
+	leave(r, cancel);
 	return (ssize_t)n;
 }
 
 bool sl_rdma_readable(struct sl_rdma *r, int ms)
 {
+	struct pollfd p = { .fd = r->sock, .events = POLLRDHUP };
+	int cancel = enter(r);
 	bool is;
 
-	pthread_mutex_lock(&r->lock);
 	is = wait_for_bytes(r, ms) || errno != EAGAIN;
-	pthread_mutex_unlock(&r->lock);
+	if (!is && poll(&p, 1, 0) > 0) { /* a look that does not wait sees the end, too */
+		r->hung = true;
+		harvest(r);
+		is = true;
+	}
+	leave(r, cancel);
 	return is;
 }
 
 bool sl_rdma_flush(struct sl_rdma *r, int ms)
 {
 	int64_t deadline = sl_now_ms() + ms;
+	int cancel = enter(r);
 	bool flushed;
 
-	pthread_mutex_lock(&r->lock);
 	harvest(r);
-	while (r->sending && !r->error && !r->hung && await(r, deadline))
+	while ((r->sending || r->posted < r->put) && !r->error && !r->hung && await(r, deadline))
 		;
-	flushed = !r->sending;
-	pthread_mutex_unlock(&r->lock);
+	flushed = !r->sending && r->posted == r->put;
+	leave(r, cancel);
 	return flushed;
+}
+
+bool sl_rdma_last(struct sl_rdma *r, const void *p, size_t n, int64_t deadline)
+{
+	while (n) {
+		int64_t left = deadline - sl_now_ms();
+		ssize_t k = left > 0 ? sl_rdma_write(r, &(struct iovec){ (void *)(uintptr_t)p, n }, 1, (int)left) : -1;
+
+		if (k < 0)
+			return false;
+		p = (const uint8_t *)p + k;
+		n -= (size_t)k;
+	}
+	return sl_rdma_flush(r, (int)(deadline - sl_now_ms()));
 }
 
 void sl_rdma_counts(struct sl_rdma *r, struct sl_rdma_counts *c)
 {
-	pthread_mutex_lock(&r->lock);
+	int cancel = enter(r);
+
 	*c = (struct sl_rdma_counts){ r->sent, r->received, r->credits, r->sleeps };
-	pthread_mutex_unlock(&r->lock);
+	leave(r, cancel);
 }

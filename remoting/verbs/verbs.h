@@ -155,6 +155,7 @@ struct vb_wc {
 
 /* The functions that are symbols: result, name, parameters. */
 #define VB_FUNCTIONS(F) \
+	F(int, fork_init, (void)) \
 	F(struct vb_device **, get_device_list, (int *n)) \
 	F(void, free_device_list, (struct vb_device **)) \
 	F(const char *, get_device_name, (struct vb_device *)) \

@@ -25,8 +25,9 @@ import (
 // are read into memory of their own.
 const readBuffer = 256 << 10
 
-// maxAhead bounds what ReadAhead keeps, in bytes.
-const maxAhead = 64 << 20
+// maxAhead bounds what ReadAhead keeps, in bytes. While a host function may be called, a client has less than that of copies
+// to the device on their way (AHEAD in client/upload.c), so the function's end is always found.
+const maxAhead = 128 << 20
 
 // ErrAheadFull says that ReadAhead holds as much as it may.
 var ErrAheadFull = errors.New("wire: read-ahead is full")

@@ -206,7 +206,7 @@ const (
 	PieceWindow = 8388608
 	// PieceBye: in a PIECE's flags: the client's process ends, and nothing follows.
 	PieceBye = 1
-	// RdmaControl: bytes in front of a ring, of which the first 16 are two u64: bytes that the other side has read in its ring, and messages that it has received.
+	// RdmaControl: bytes in front of a ring: RDMA_RECEIVES places of two u64, which are bytes that the other side has read in its ring, and messages that it has received.
 	RdmaControl = 4096
 	// RdmaRing: bytes of data of a ring.
 	RdmaRing = 2097152

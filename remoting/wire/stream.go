@@ -65,8 +65,19 @@ func Carry(s Stream, c Carrier) {
 
 // Flush waits until what was written to a stream has arrived, where a Carrier carries it: its memory goes with the process.
 func Flush(s Stream, wait time.Duration) {
-	if s, ok := s.(*socketStream); ok && s.by != nil {
-		s.by.Flush(wait)
+	var sock *socketStream
+	switch s := s.(type) {
+	case *socketStream:
+		sock = s
+	case *LastingStream:
+		s.wmu.Lock()
+		defer s.wmu.Unlock()
+		sock = s.sock
+	default:
+		return
+	}
+	if c := sock.carrier(); c != nil {
+		c.Flush(wait)
 	}
 }
 

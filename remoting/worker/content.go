@@ -267,6 +267,7 @@ func (s *session) contentKeep() int32 {
 		return 0
 	}
 	if len(c.open) == keptOpen {
+		c.left += int64(len(c.open[0].buf)) // it is not stored
 		c.free <- c.open[0].buf
 		c.open = slices.Delete(c.open, 0, 1)
 	}

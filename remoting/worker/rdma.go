@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 )
 
-// agreeTime is the patience with a client that has been told how it reaches this side by RDMA.
-const agreeTime = 10 * time.Second
+// agreeTime is the patience with a client that has been told how it reaches this side by RDMA. It tries for four seconds.
+const agreeTime = 6 * time.Second
 
 // RDMA says which sessions are offered RDMA: none if it is "off", or empty; "on"; or the name of the one device to use.
 type RDMA string
@@ -43,7 +43,7 @@ func (c *client) offerRDMA(log *slog.Logger, st *control.Start) {
 		return
 	}
 	c.rdma = s
-	st.Snapshot.Features = st.Snapshot.Features&^wire.FeatureCompress | wire.FeatureRdma
+	st.Snapshot.Features |= wire.FeatureRdma
 }
 
 // agreeRDMA exchanges cards with the client behind the welcome, and has the stream go by RDMA if that works. It returns false if
@@ -71,6 +71,7 @@ func (c *client) tryRDMA() (works bool, why, err error) {
 		return false, nil, err
 	}
 	var card [wire.VerbsCardSize]byte
+	until := time.Now().Add(agreeTime)
 	if err := readWithin(c.fd, card[:], agreeTime); err != nil {
 		return false, nil, err
 	}
@@ -78,7 +79,7 @@ func (c *client) tryRDMA() (works bool, why, err error) {
 		return false, why, nil // nothing more comes from the client
 	}
 	var answer [1]byte
-	if err := readWithin(c.fd, answer[:], agreeTime); err != nil {
+	if err := readWithin(c.fd, answer[:], time.Until(until)); err != nil {
 		return false, why, err
 	}
 	if why == nil && answer[0] != 1 {

@@ -108,8 +108,8 @@ func New(ctx context.Context, log *slog.Logger, cfg Config) (*Supervisor, error)
 		return nil, err
 	}
 	if ct := cfg.Session.openContent(log); ct != nil {
-		if err := ct.Clean(time.Now()); err != nil {
-			return nil, err
+		if err := ct.Clean(time.Now()); err != nil { // nothing that is wrong with content ends a worker
+			log.Error("what unfinished pieces of content have left is not removed", "error", err)
 		}
 	}
 	s := &Supervisor{log: log, cfg: cfg, leases: make(map[[16]byte]*lease), spawn: make(chan func())}

@@ -116,3 +116,19 @@ func TestLogLevels(t *testing.T) {
 		}
 	}
 }
+
+// TestBusyIsNotLost: a worker whose GPU is busy for longer than the keep-alive time takes no more copies meanwhile, and the connection is kept.
+func TestBusyIsNotLost(t *testing.T) {
+	for name, args := range map[string][]string{"grace": {"--grace", "30s"}, "none": nil} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := startWorker(t, workerOptions{args: args, keepalive: time.Second})
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			r := finish(t, ctx, w.direct(ctx, program("longwait"), "4000", "200"))
+			if r.status != 0 || r.stdout != "longwait: the copies arrive\nPASS\n" || r.stderr != "" {
+				t.Errorf("status %d after %s\nstdout: %s\nstderr: %s", r.status, r.took, r.stdout, tail(r.stderr, 20))
+			}
+		})
+	}
+}

@@ -186,7 +186,10 @@ func newWorker(t testing.TB, o workerOptions) *worker {
 	for {
 		if c, err := w.dial(); err == nil {
 			_ = c.Close()
-			return w
+			// A port that nobody listens on yet may have been given to this very connection, which is then one with itself.
+			if c.LocalAddr().String() != c.RemoteAddr().String() {
+				return w
+			}
 		}
 		select {
 		case <-w.ended:

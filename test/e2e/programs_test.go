@@ -47,6 +47,7 @@ var programs = []struct {
 	{name: "managedvar", want: "managedvar: 100\n"},
 	{name: "managed", want: "managed: 3145728 words, 700 nodes\n"},
 	{name: "blocking", want: "blocking: no launch waits\n"},
+	{name: "longwait", want: "longwait: the copies arrive\n"},
 	{name: "blocking", args: []string{"blocking"}, want: "blocking: each launch waits\n"},
 	{name: "errors", args: []string{"plain"}, want: "errors: plain errors are refused and forgotten\n"},
 	{name: "errors", args: []string{"illegal"}, want: "errors: an illegal address stays\n"},

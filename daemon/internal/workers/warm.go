@@ -156,7 +156,7 @@ func (p *Pool) spawn(gpus []lease.GPU) (*worker, error) {
 		if confine, err = deviceFiles("/", gpus); err != nil {
 			return nil, err
 		}
-		confine = p.withVerbs("/", confine)
+		confine = p.withVerbs("/", confine, p.sandboxOf(gpus))
 	}
 	var ids []string
 	for _, g := range gpus {
@@ -227,9 +227,10 @@ func deviceFiles(root string, gpus []lease.GPU) (string, error) {
 	return strings.Join(files, ","), nil
 }
 
-// withVerbs adds the device files of RDMA to those of GPUs, where sessions may use it.
-func (p *Pool) withVerbs(root, confine string) string {
-	if p.cfg.RDMA == "" || p.cfg.RDMA == "off" || confine == control.NoDevices {
+// withVerbs adds the device files of RDMA to those of GPUs, where sessions may use it. In a sandbox they may not: a process that has such
+// a file open can reach the whole fabric.
+func (p *Pool) withVerbs(root, confine string, mode sandbox.Mode) string {
+	if p.cfg.RDMA == "" || p.cfg.RDMA == "off" || mode != sandbox.Off || confine == control.NoDevices {
 		return confine
 	}
 	found, _ := filepath.Glob(filepath.Join(root, control.VerbsDir, "uverbs*")) // the pattern is good
