@@ -157,7 +157,7 @@ ended() { { kill -9 "$1"; wait "$1"; } 2>/dev/null; }
 # on, within keep-alive and grace and five seconds, and the session to end when it does. With a grace the network is back after two
 # seconds. $became says what came of it, $after when, in tenths.
 fault() {
-	local limit=$(((keepalive + $2 + 5) * 10)) began lines rc=0 i
+	local limit=$(((keepalive + $2 + 5) * 10)) began lines rc=0 i said=
 	became='' after=0 back=''
 	until_ok network || { became='there is no network'; return 1; }
 	there "until_ok network && start_worker $2" || { became='there is no worker'; return 1; }
@@ -188,9 +188,28 @@ fault() {
 		after=$(($(tenths) - began))
 		# What was under way may have given one line more.
 		[ "$(wc -l </tmp/out)" -lt $((lines + 2)) ] || { became='went on'; break; }
-		[ "$after" -le "$limit" ] || { became='hung'; where "$copies"; ended "$copies"; return 1; }
+		[ "$said" ] || ! grep -q 'error [0-9]' /tmp/err || said=$after
+		[ "$after" -le "$limit" ] || break
 		sleep 0.1
 	done
+	if [ -z "$became" ] && kill -0 "$copies" 2>/dev/null; then
+		# The software device destroys no queue pair of which packets wait for a machine that does not answer: the program has its error, and the
+		# kernel keeps the process.
+		where "$copies"
+		until_ok network
+		there 'until_ok network'
+		if [ -z "$said" ] || ! until_ok '! kill -0 $copies 2>/dev/null'; then
+			became=hung
+			kill -9 "$copies"
+			return 1
+		fi
+		wait "$copies" 2>/dev/null || rc=$?
+		after=$said
+		became="ended, status $rc"
+		echo "  $1: the program had its error after $(seconds "$said") s, and was gone when the network was back"
+		[ "$rc" = 1 ]
+		return
+	fi
 	if [ "$became" ]; then
 		until_ok network
 		there 'until_ok network'
