@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define PATIENCE_MS 10000	/* for the worker's card */
-#define MEET_MS 2000		/* for the first messages */
+#define MEET_MS 3000		/* for the first messages */
 
 /* The device to use, or NULL for the one that fits. */
 static const char *device(void)

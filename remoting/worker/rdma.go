@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 )
 
-// agreeTime is the patience with a client that has been told how it reaches this side by RDMA. It tries for four seconds.
-const agreeTime = 6 * time.Second
+// agreeTime is the patience with a client that has been told how it reaches this side by RDMA. It tries for six seconds.
+const agreeTime = 8 * time.Second
 
 // RDMA says which sessions are offered RDMA: none if it is "off", or empty; "on"; or the name of the one device to use.
 type RDMA string

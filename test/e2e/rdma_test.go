@@ -109,7 +109,7 @@ func TestRDMA(t *testing.T) {
 					}
 				})
 			}
-			waitFor(t, 5*time.Second, "all sessions have ended", func() bool { return len(w.sessions()) == 0 })
+			waitFor(t, 20*time.Second, "all sessions have ended", func() bool { return len(w.sessions()) == 0 })
 		})
 	}
 }
@@ -183,7 +183,7 @@ func TestRDMALost(t *testing.T) {
 					case !lost && after != "1000" && side == "client":
 						t.Errorf("it was not lost: %s", r.stderr)
 					}
-					waitFor(t, 5*time.Second, "all sessions have ended", func() bool { return len(w.sessions()) == 0 })
+					waitFor(t, 20*time.Second, "all sessions have ended", func() bool { return len(w.sessions()) == 0 })
 				})
 			}
 		}
