@@ -24,7 +24,7 @@ SHIM_SRC := session send resume wait receive print stats timeline waits entry er
 	load jit link module kernel fatbin sha256 version launch legacy ranges guard memory hostmem hostpool operand fill copy copy3d vmm occupancy profiler graph graphnode graphhost graphread pool ipc tensormap texref green mapped pointers mirror ahead changes trap managed \
 	poller area shared staged nccl transfer gen_stubs gen_exports gen_names gen_forms gen_fingerprint
 SHIM_VERBS := stream device library
-SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o) $(SHIM_VERBS:%=$(SHIM_OUT)/o/verbs/%.o)
+SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o) $(SHIM_VERBS:%=$(SHIM_OUT)/o/verbs_%.o)
 SHIM_HDR := $(wildcard $(SHIM)/*.h remoting/verbs/*.h) remoting/api/cuabi.h remoting/api/cuprotos.h remoting/api/wire.h
 SHIM_LIB := $(SHIM_OUT)/libcuda.so.1
 
@@ -37,7 +37,7 @@ shim: $(SHIM_LIB) build/shim/libnvidia-ml.so.1
 $(SHIM_OUT)/o/version.o: SHIM_CFLAGS += -DSLUICE_VERSION='"$(or $(VERSION),unknown)"'
 $(SHIM_OUT)/o/version.o: $(VERSION_FILE)
 
-$(SHIM_OUT)/o/verbs/%.o: remoting/verbs/%.c $(SHIM_HDR)
+$(SHIM_OUT)/o/verbs_%.o: remoting/verbs/%.c $(SHIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -c -o $@ $<
 
