@@ -67,6 +67,7 @@ func program(name string) string { return filepath.Join(cudaDir, name) }
 // workerOptions is how a worker is started; zero values take the defaults below.
 type workerOptions struct {
 	network   string        // "tcp" or "unix"
+	host      string        // where it listens with tcp; "": where all do
 	gpuMem    string        // of each simulated GPU
 	devices   int           // simulated GPUs; all are offered
 	mem       string        // what the worker offers, and its default lease has
@@ -152,7 +153,7 @@ func newWorker(t testing.TB, o workerOptions) *worker {
 	case "unix":
 		w.addr = "unix:" + filepath.Join(dir, "w.sock")
 	default:
-		w.addr = "tcp:" + workerAddress(t)
+		w.addr = "tcp:" + workerAddress(t, &o)
 	}
 	w.env = append([]string{
 		marker + "=" + w.mark,
