@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static inline void __attribute__((noreturn, format(printf, 4, 5)))
 test_failed(const char *file, int line, const char *cond, const char *fmt, ...)
@@ -25,6 +26,14 @@ test_failed(const char *file, int line, const char *cond, const char *fmt, ...)
 #define CHECK(cond, ...) do { \
 	if (!(cond)) \
 		test_failed(__FILE__, __LINE__, #cond, " " __VA_ARGS__); \
+} while (0)
+
+/* Waits for what another thread does. */
+#define WAIT_FOR(cond) do { \
+	for (int waited_ = 0; !(cond); waited_++) { \
+		CHECK(waited_ < 200000, "it did not come about"); \
+		usleep(100); \
+	} \
 } while (0)
 
 static inline const char *hex(const uint8_t *p, size_t n)

@@ -113,13 +113,6 @@ static bool soon(uint32_t number)
 	return kept;
 }
 
-#define WAIT_FOR(cond) do { \
-	for (int waited_ = 0; !(cond); waited_++) { \
-		CHECK(waited_ < 200000, "it did not come about"); \
-		usleep(100); \
-	} \
-} while (0)
-
 static bool open_now(void)
 {
 	bool open;

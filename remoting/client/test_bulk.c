@@ -267,14 +267,6 @@ static unsigned joins(uint32_t direction)
 	return n;
 }
 
-#define WAIT_FOR(cond) do { \
-	int64_t until_ = sl_now_ms() + 20000; \
-	while (!(cond)) { \
-		CHECK(sl_now_ms() < until_, "it did not come about"); \
-		usleep(1000); \
-	} \
-} while (0)
-
 static void finish(void)
 {
 	__atomic_store_n(&ended, true, __ATOMIC_RELEASE);

@@ -147,13 +147,6 @@ static void *stops_it(void *arg)
 	return arg;
 }
 
-#define WAIT_FOR(cond) do { \
-	for (int waited_ = 0; !(cond); waited_++) { \
-		CHECK(waited_ < 200000, "it did not come about"); \
-		usleep(100); \
-	} \
-} while (0)
-
 static void protection(void)
 {
 	pthread_t t, u;

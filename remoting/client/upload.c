@@ -13,8 +13,8 @@
  * is sent by a thread of the session's (background.h).
  *
  * The bytes are written to the socket with locks held, and other threads read them too. So memory must not become protected meanwhile
- * (mirror.h): whoever protects some waits for the copies that have begun (sl_upload_stop). Later copies, and those of memory that is protected
- * already, are made of memory of the shim's.
+ * (mirror.h). A thread that protects memory first waits for the copies that have begun (sl_upload_stop). Copies that begin later, and copies of
+ * memory that is protected already, go through a buffer of the shim's.
  */
 #include "upload.h"
 #include "background.h"

@@ -57,8 +57,8 @@ void sl_upload_comes(struct sl_peer *t, uint64_t dst, size_t n);
 bool sl_upload_reads(const void *p, size_t n);
 void sl_upload_has_read(void);
 /*
- * From the return of stop to go nothing is read that way, nor by copies in the background: around what has memory of the program's protected.
- * Called without a lock that whoever reads may need, the ends of host functions or the receiver.
+ * From the return of stop to go nothing is read that way, nor by copies in the background: around code that protects the program's memory.
+ * The caller holds no lock that a reader, the end of a host function or the receiver may need.
  */
 void sl_upload_stop(void);
 void sl_upload_go(void);

@@ -328,16 +328,3 @@ int ibv_query_gid(struct vb_context *c, uint8_t port, int i, struct vb_gid *gid)
 	*gid = sim_context(c)->gids[i];
 	return 0;
 }
-
-const char *ibv_wc_status_str(int status)
-{
-	static const char *const text[] = {
-		[VB_WC_SUCCESS] = "success", [WC_LOCAL_LENGTH] = "message longer than the receive", [WC_LOCAL_PROTECTION] = "local key or bounds",
-		[VB_WC_FLUSHED] = "flushed", [WC_REMOTE_INVALID] = "peer refuses the request", [WC_REMOTE_ACCESS] = "remote key or bounds",
-		[WC_REMOTE_OPERATION] = "peer failed", [WC_RETRY_EXCEEDED] = "no answer", [WC_RNR_EXCEEDED] = "peer has posted no receive",
-	};
-
-	if (status < 0 || status >= (int)(sizeof(text) / sizeof(text[0])) || !text[status])
-		return "unknown";
-	return text[status];
-}

@@ -81,7 +81,6 @@ static void t_port(void)
 	IS(ib->query_gid(c, 1, 1, &g), 0);
 	CHECK(!memcmp(g.raw, "\0\0\0\0\0\0\0\0\0\0\xff\xff\12\1\2\3", 16));
 	CHECK(ib->query_gid(c, 1, 2, &g));
-	CHECK(strcmp(ib->wc_status_str(12), ib->wc_status_str(5)) && ib->wc_status_str(-1));
 	IS(ib->close_device(c), 0);
 }
 

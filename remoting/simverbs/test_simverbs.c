@@ -62,7 +62,7 @@ static void t_gather(void)
 	end_pair(&a, &b);
 }
 
-/* 10,000 messages, of which each sixteenth has a completion; with 64 in flight at most. */
+/* 10,000 messages, at most 64 of them in flight. Every sixteenth is signaled. */
 static void t_order(void)
 {
 	enum { N = 10000, DEPTH = 64 };

@@ -58,11 +58,4 @@ bool sl_rdma_flush(struct sl_rdma *r, int ms);
 /* Writes the last n bytes and waits until they have arrived; false if they have not at the deadline, of sl_now_ms. */
 bool sl_rdma_last(struct sl_rdma *r, const void *p, size_t n, int64_t deadline);
 
-/* How many messages were sent and came, for tests and counters. */
-struct sl_rdma_counts {
-	uint64_t sent, received, credits; /* messages; credits are among those sent */
-	uint64_t sleeps;
-};
-void sl_rdma_counts(struct sl_rdma *r, struct sl_rdma_counts *c);
-
 #endif

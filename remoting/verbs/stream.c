@@ -1,7 +1,7 @@
 /*
- * See rdma.h. All that several threads use is under lock, but the bytes of the rings: the one reader and the one writer copy those without
- * it. Completions are taken (harvest) by whoever has the lock. Of the threads that wait, one at a time sleeps in poll, for a completion
- * or the socket's end, and wakes the others.
+ * See rdma.h. The lock guards everything that several threads use but the bytes of the rings, which the one reader and the one writer copy
+ * without it. Any thread that holds the lock takes completions (harvest). One waiting thread at a time sleeps in poll, for a completion or
+ * the socket's end; it wakes the others.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -29,8 +29,8 @@
 #define SPIN 200		/* looks for a completion before a writer sleeps */
 
 /*
- * A message of the control. Each goes to the next of as many places as there can be messages that the other side has not looked at: a device
- * may write a number in any number of steps, and one that is written anew while it is read would be neither the old nor the new.
+ * A message of the control. A device need not write a number at once, so a reader could see half of the old and half of the new one. Therefore no
+ * place is written again before the other side has read it: there is one for each message that it may not have looked at yet.
  */
 struct control {
 	_Atomic uint64_t read, received;
@@ -70,7 +70,7 @@ struct sl_rdma {
 	uint64_t received;	/* messages */
 	uint64_t told_taken, told_received;
 	int sending;		/* messages that have not been completed */
-	uint64_t credits, credited, sleeps; /* credits: messages of the control that were sent; credited: that came */
+	uint64_t credits, credited; /* credits: messages of the control that were sent; credited: that came */
 };
 
 #define MAP_SIZE (2 * ((size_t)SL_RDMA_CONTROL + SL_RDMA_RING))
@@ -399,7 +399,6 @@ static bool await(struct sl_rdma *r, int64_t deadline)
 			fail(r, EIO);
 	}
 	if (!harvest(r) && !r->error) { /* what came before it was armed makes no event */
-		r->sleeps++;
 		pthread_mutex_unlock(&r->lock);
 		if (syscall(SYS_poll, p, 2, (int)left) < 0) /* no cancellation point: the caller may have locks */
 			p[0].revents = p[1].revents = 0;
@@ -617,12 +616,4 @@ bool sl_rdma_last(struct sl_rdma *r, const void *p, size_t n, int64_t deadline)
 		n -= (size_t)k;
 	}
 	return sl_rdma_flush(r, (int)(deadline - sl_now_ms()));
-}
-
-void sl_rdma_counts(struct sl_rdma *r, struct sl_rdma_counts *c)
-{
-	int cancel = enter(r);
-
-	*c = (struct sl_rdma_counts){ r->sent, r->received, r->credits, r->sleeps };
-	leave(r, cancel);
 }

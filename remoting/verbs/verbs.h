@@ -175,8 +175,7 @@ struct vb_wc {
 	F(void, ack_cq_events, (struct vb_cq *, unsigned n)) \
 	F(struct vb_qp *, create_qp, (struct vb_pd *, struct vb_qp_init *)) \
 	F(int, modify_qp, (struct vb_qp *, struct vb_qp_attr *, int set)) \
-	F(int, destroy_qp, (struct vb_qp *)) \
-	F(const char *, wc_status_str, (int status))
+	F(int, destroy_qp, (struct vb_qp *))
 
 struct vb_library {
 #define VB_POINTER(result, name, parameters) result (*name) parameters;

@@ -199,7 +199,7 @@ func TestBulkFull(t *testing.T) {
 
 // A client whose part has to wait hears so, for longer than the keep-alive time. One that has gone is noticed.
 func TestBulkWaits(t *testing.T) {
-	const keepalive = 1500 * time.Millisecond // of which a busy machine may take two thirds
+	const keepalive = 1500 * time.Millisecond // answers come every third of it, so one may be late by two thirds
 	k := startBulk(t, func(c *Config) { c.Keepalive = keepalive })
 	c := k.mustOpen(wire.BulkToWorker)
 	for i := range uint64(bulkSlots) {

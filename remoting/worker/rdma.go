@@ -17,27 +17,12 @@ import (
 // agreeTime is the patience with a client that has been told how it reaches this side by RDMA. It tries for six seconds.
 const agreeTime = 8 * time.Second
 
-// RDMA says which sessions are offered RDMA: none if it is "off", or empty; "on"; or the name of the one device to use.
-type RDMA string
-
-// device is the one device to use, "" for the one that fits.
-func (r RDMA) device() string {
-	if r == "on" {
-		return ""
-	}
-	return string(r)
-}
-
-// Off says that no session is offered RDMA.
-func (r RDMA) Off() bool { return r == "" || r == "off" }
-
 // offerRDMA has the snapshot offer RDMA to a client that asks for it over TCP, if there is a device for its connection.
 func (c *client) offerRDMA(log *slog.Logger, st *control.Start) {
-	r := RDMA(st.RDMA)
-	if r.Off() || st.Hello.Features&wire.FeatureRdma == 0 || !wire.SessionComputes(st.Hello.Kind) || isUnix(c.fd) {
+	if st.RDMA.Off() || st.Hello.Features&wire.FeatureRdma == 0 || !wire.SessionComputes(st.Hello.Kind) || isUnix(c.fd) {
 		return
 	}
-	s, err := verbs.Open(c.fd, r.device())
+	s, err := verbs.Open(c.fd, st.RDMA.Device())
 	if err != nil {
 		log.Warn("no RDMA for a client that asks for it: the session goes over TCP", "reason", err)
 		return

@@ -51,7 +51,7 @@ type Config struct {
 	Keepalive time.Duration
 	Grace     time.Duration // how long a session waits for a client whose connection was lost; 0: not at all
 	Plain     bool          // clients may not compress what they send
-	RDMA      RDMA          // which sessions are offered RDMA
+	RDMA      control.RDMA  // which sessions are offered RDMA
 	Bulk      int           // bulk connections of a session for each direction; 0: none
 	Session   SessionConfig
 	Turns     *Turns // how the devices' time is shared; nil: as the driver does
@@ -619,7 +619,7 @@ func (s *Supervisor) hand(p *control.Process, c net.Conn, h *wire.Hello, l *leas
 	st.Snapshot.KeepaliveMS = uint32(s.cfg.Keepalive / time.Millisecond)
 	st.GraceMS = uint32(s.cfg.Grace / time.Millisecond)
 	st.Compress = !s.cfg.Plain
-	st.Bulk, st.RDMA = uint32(s.cfg.Bulk), string(s.cfg.RDMA)
+	st.Bulk, st.RDMA = uint32(s.cfg.Bulk), s.cfg.RDMA
 	st.Snapshot.Devices = append([]wire.Device(nil), s.facts.Snapshot.Devices...)
 	for i := range st.Snapshot.Devices {
 		st.Snapshot.Devices[i].TotalMem = l.Cap(i)

@@ -41,6 +41,18 @@
 		} \
 	} while (0)
 
+/* A kernel of that name that lasts for ns nanoseconds. */
+#define LASTING(name) \
+	extern "C" __global__ void name(long long ns) \
+	{ \
+		long long t0, t; \
+ \
+		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t0)); \
+		do { \
+			asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); \
+		} while (t - t0 < ns); \
+	}
+
 static inline double seconds(void)
 {
 	struct timespec t;

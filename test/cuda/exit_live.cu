@@ -11,15 +11,7 @@
 #include <thread>
 #include <unistd.h>
 
-extern "C" __global__ void linger(long long ns)
-{
-	long long t0, t;
-
-	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t0));
-	do {
-		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-	} while (t - t0 < ns);
-}
+LASTING(linger)
 
 int main(int argc, char **argv)
 {

@@ -6,15 +6,7 @@
 
 #include <string.h>
 
-extern "C" __global__ void minute(long long ns)
-{
-	long long t0, t;
-
-	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t0));
-	do {
-		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-	} while (t - t0 < ns);
-}
+LASTING(minute)
 
 int main(int argc, char **argv)
 {

@@ -68,7 +68,7 @@ there() {
 	cat "$at.said"
 	return "$(cat "$at.rc")"
 }
-# serve: does what there asks for, until it is told to stop.
+# serve: runs the commands that the other machine sends by `there`, until the file stop is made.
 serve() {
 	local at
 	until [ -e /mnt/stop ]; do

@@ -161,8 +161,8 @@ func (h *Host) healthOf(ctx context.Context, p *peer, limit time.Duration) ([]rp
 	return believed(checks), nil
 }
 
-// believed makes the text that a node has written short and printable: failures come first, then warnings, of which it takes
-// fewer. A level that is not known counts as a failure.
+// believed shortens a node's text and makes it printable. Failures come before warnings, and fewer warnings are kept. An unknown level
+// counts as a failure.
 func believed(checks []rpc.Check) []rpc.Check {
 	var worst [maxChecks]rpc.Check // what of them is kept, and failures stand before warnings
 	fails, warns, left := 0, 0, false

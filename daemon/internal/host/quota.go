@@ -16,8 +16,8 @@ package host
 //
 // In large pools a controller's daemon says what most owners have, see holdings.go; that counts as much as if they were asked.
 //
-// Leases at an owner that does not answer are not counted, except for this node's own. The owners rely on the host for
-// the sum, as they rely on it for the name of the user who asks.
+// Leases at an owner that does not answer are not counted, except for this node's own. Owners trust the host's sum, as
+// they trust the user name that it gives.
 
 import (
 	"context"

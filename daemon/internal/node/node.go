@@ -49,6 +49,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 	"github.com/sluice-hpc/sluice/daemon/internal/workers"
 	"github.com/sluice-hpc/sluice/remoting/version"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 )
 
@@ -262,7 +263,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 		LibCUDA: cfg.Owner.LibCUDA, LibNVML: cfg.Owner.LibNVML,
 		Store: cfg.StoreDir(), StoreLimit: int64(cfg.Owner.StoreLimit), StoreTotal: int64(cfg.Owner.StoreTotal), StoreKeepFree: int64(cfg.Owner.StoreKeepFree),
 		Content: cfg.ContentDir(), ContentLimit: int64(cfg.Owner.ContentLimit), ContentTotal: int64(cfg.Owner.ContentTotal), ContentKeepFree: int64(cfg.Owner.ContentKeepFree),
-		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive, Grace: cfg.Session.Grace, Compress: cfg.Session.Compress, Bulk: cfg.Session.Bulk, RDMA: cfg.Session.RDMA,
+		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive, Grace: cfg.Session.Grace, Compress: cfg.Session.Compress, Bulk: cfg.Session.Bulk, RDMA: control.RDMA(cfg.Session.RDMA),
 		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev, Sandbox: sandboxMode(cfg),
 		MinUID: uint32(cfg.Users.UIDMin), RootUID: rootUID, RootGID: rootGID,
 		Cgroup: cfg.Worker.Cgroup, MemoryMax: memoryMax(cfg), PidsMax: cfg.Worker.PidsMax, CPUs: cfg.Worker.CPUs,

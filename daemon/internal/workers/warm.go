@@ -230,7 +230,7 @@ func deviceFiles(root string, gpus []lease.GPU) (string, error) {
 // withVerbs adds the device files of RDMA to those of GPUs, where sessions may use it. In a sandbox they may not: a process that has such
 // a file open can reach the whole fabric.
 func (p *Pool) withVerbs(root, confine string, mode sandbox.Mode) string {
-	if p.cfg.RDMA == "" || p.cfg.RDMA == "off" || mode != sandbox.Off || confine == control.NoDevices {
+	if p.cfg.RDMA.Off() || mode != sandbox.Off || confine == control.NoDevices {
 		return confine
 	}
 	found, _ := filepath.Glob(filepath.Join(root, control.VerbsDir, "uverbs*")) // the pattern is good

@@ -67,7 +67,7 @@ type Config struct {
 	Warm       int // processes kept ready for each GPU
 	Keepalive  time.Duration
 	Compress   bool          // clients may compress what they send
-	RDMA       string        // clients may have their sessions go over RDMA: "" or off, on, or the one device to use
+	RDMA       control.RDMA  // which clients may have their sessions go over RDMA
 	Bulk       int           // bulk connections of a session for each direction; 0: none
 	Grace      time.Duration // how long a session waits for a client whose connection was lost; 0: not at all
 	Seccomp    bool

@@ -166,8 +166,8 @@ type Start struct {
 	GraceMS uint32 `json:",omitempty"`
 	// Compress allows copies to the device that the client has compressed.
 	Compress bool `json:",omitempty"`
-	// RDMA says whether the client is offered RDMA: "" or "off", "on", or the name of the one device to use.
-	RDMA string `json:",omitempty"`
+	// RDMA says whether the client is offered RDMA.
+	RDMA RDMA `json:",omitempty"`
 	// Bulk is how many bulk connections the client may have for each direction, 0 for none.
 	Bulk uint32 `json:",omitempty"`
 	// Exchange says that a descriptor comes for the session's link to the others of its lease, see package exchange.
@@ -222,6 +222,21 @@ const MaxStart = 128 << 10
 
 // NoDevices, as Command.Confine, leaves /dev as it is.
 const NoDevices = "none"
+
+// RDMA says which sessions are offered RDMA: none if it is "off" or empty, or all that ask for it: "on", or the name of the one device to
+// use, as in /sys/class/infiniband.
+type RDMA string
+
+// Off says that no session is offered RDMA.
+func (r RDMA) Off() bool { return r == "" || r == "off" }
+
+// Device is the one device to use, "" for the one that fits.
+func (r RDMA) Device() string {
+	if r == "on" {
+		return ""
+	}
+	return string(r)
+}
 
 // VerbsDir has the device files of RDMA.
 const VerbsDir = "/dev/infiniband"
