@@ -2,8 +2,8 @@
 
 grace.py run --sluice CMD --shim DIR --zero ADDR --kept ADDR --pair ADDR ADDR --launch BIN [--rounds 5] [--mem SIZE] [--only launch,mlp,resnet50,pair]
     runs each program --rounds times on each of three: natively, on the worker whose grace is 0, and on the one that has one.
-    pair is the MLP in processes with a session on each of two more workers, the first of which has no grace; see
-    mlp_pair.py. One line of JSON for each run.
+    pair is the MLP, and launches, in processes with a session on each of two more workers, the first of which has no
+    grace; see mlp_pair.py. One line of JSON for each run.
 grace.py report LOG
     judges a log of these. Exit status 1 if a grace costs more than 0.005 of native or 0.02 us of a launch.
 grace.py page LOG
@@ -36,18 +36,25 @@ def programs(a):
     }
 
 
-def pairs_of(a, n):
-    """The MLP on both workers in turn, by n processes; a program that names two workers shows two devices."""
-    env = dict(os.environ, SLUICE_WORKER=",".join(a.pair))
+def on_both(a, workers, *argv):
+    """What a program prints, a line of JSON for each process. One that names two workers shows two devices."""
+    env = dict(os.environ, SLUICE_WORKER=",".join(workers))
     env["LD_LIBRARY_PATH"] = ":".join([a.shim, *filter(None, [env.get("LD_LIBRARY_PATH")])])
-    argv = [a.python, str(HERE / "mlp_pair.py"), "--processes", str(n), "--seconds", str(a.seconds)]
     p = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True)
     if p.returncode:
         sys.exit(f"pair: exit status {p.returncode}: {p.stdout[-500:]}")
-    for i, line in enumerate(p.stdout.splitlines()):
-        result = json.loads(line)
-        order = [("zero", "kept")[k] for k in result.pop("order")]
-        print(json.dumps({"run": f"pair.both.{i + 1}", "order": order, "result": result}), flush=True)
+    return [json.loads(line) for line in p.stdout.splitlines()]
+
+
+def pairs_of(a, n):
+    """The MLP and then launches on both workers in turn, by n processes each."""
+    script = [a.python, str(HERE / "mlp_pair.py"), "--processes", str(n), "--seconds", str(a.seconds)]
+    found = [("both", r.pop("order"), r) for r in on_both(a, a.pair, *script)]
+    for i in range(n):
+        order = [0, 1] if i % 2 == 0 else [1, 0]
+        found += [("launch", order, r) for r in on_both(a, [a.pair[k] for k in order], a.launch, "pair")]
+    for i, (what, order, result) in enumerate(found):
+        print(json.dumps({"run": f"pair.{what}.{i + 1}", "order": [("zero", "kept")[k] for k in order], "result": result}), flush=True)
 
 
 def memory(belongs):
@@ -102,16 +109,25 @@ def ratios(runs, name, variant):
     return [n["result"]["median_ms"] / r["result"]["median_ms"] for n, r in zip(runs[name]["native"], runs[name][variant])]
 
 
+def groups(log, what, field):
+    """For each process of pair: the figures of its groups of four blocks, each the mean of two without a grace and of two with one."""
+    for r in rawlog.read(log):
+        if r.get("run", "").startswith(f"pair.{what}."):
+            of = dict(zip(r["order"], r["result"][field]))
+            yield [[sum(of[v][k : k + 2]) / 2 for v in ("zero", "kept")] for k in range(0, len(of["zero"]), 2)]
+
+
 def pairs(log):
     """The MLP's speed with a grace, of that without one in the same process: one figure for each two processes, which
-    name the workers in either order. A process's own is the median over its groups of four blocks."""
-    found = []
-    for r in rawlog.read(log):
-        if r.get("run", "").startswith("pair."):
-            ms = dict(zip(r["order"], r["result"]["ms"]))  # of as many blocks each, two in a group
-            groups = [[sum(ms[v][k : k + 2]) for k in range(0, len(ms[v]), 2)] for v in ("zero", "kept")]
-            found.append(statistics.median(zero / kept for zero, kept in zip(*groups)))
+    name the workers in either order. A process's own is the median over its groups."""
+    found = [statistics.median(zero / kept for zero, kept in g) for g in groups(log, "both", "ms")]
     return [(a * b) ** 0.5 for a, b in zip(found[::2], found[1::2])]
+
+
+def launch_pairs(log):
+    """How many us of the program's processors a launch takes more with a grace than without one in the same process, likewise."""
+    found = [statistics.median(kept - zero for zero, kept in g) for g in groups(log, "launch", "cpu_us")]
+    return [(a + b) / 2 for a, b in zip(found[::2], found[1::2])]
 
 
 def error(xs):
@@ -156,6 +172,8 @@ def page(log):
         yield f"| {what} | {spread(zero)} | {spread(kept)} |"
     if p := pairs(log):
         yield f"| mlp, of its speed without a grace in the same process | 1 | {statistics.median(p):.4f} ± {error(p):.4f} (of {len(p)} pairs of processes, {min(p):.4f} to {max(p):.4f}) |"
+    if p := launch_pairs(log):
+        yield f"| launch, us of the program's processors, more than without a grace in the same process | 0 | {statistics.median(p):.4f} ± {error(p):.4f} (of {len(p)} pairs of processes, {min(p):.4f} to {max(p):.4f}) |"
     for who, word in (("client", "program"), ("session", "session")):
         if s := sizes(runs, who):
             yield f"| memory of the {word} of `launch`, MiB | {s[0] / 1024:.1f} | {s[1] / 1024:.1f} |"
@@ -173,16 +191,18 @@ def report(log):
 
 
 def judged(log):
-    """What is judged, what a grace costs there, and the most that it may cost. Of the MLP that is the difference within a
-    process where that was measured: from process to process its speed differs by a hundred times what is looked for."""
-    runs, p = read(log), pairs(log)
+    """What is judged, what a grace costs there, and the most that it may cost. Of the MLP and of launches that is the
+    difference within a process where that was measured: from process to process both differ by far more than what is looked for."""
+    runs, p, launch = read(log), pairs(log), launch_pairs(log)
     for what, zero, kept, worse, most in costs(runs):
-        if not p or not what.startswith("mlp"):
+        if not (p and what.startswith("mlp")) and not (launch and what.startswith("launch")):
             yield what, worse * (statistics.median(kept) - statistics.median(zero)), most
     if p:
         # A ratio to native changes by that ratio's part.
         native = statistics.median(ratios(runs, "mlp", "zero")) if "mlp" in runs else 1
         yield f"mlp, of native, by pairs (within {native * error(p):.4f})", native * (1 - statistics.median(p)), RATIO
+    if launch:
+        yield f"launch, us of the program's processors, by pairs (within {error(launch):.4f})", statistics.median(launch), CPU_US
 
 
 def main():

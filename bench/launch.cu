@@ -1,8 +1,10 @@
 // What small calls cost: empty launches, launch and synchronise, 4-byte copies,
 // event queries, in microseconds. One JSON line; medians over repeats, with the
-// processor time of this process per launch beside them.
+// processor time of this process per launch beside them. `launch pair` has what a
+// launch costs the process's processors on each of two devices, in turn, instead.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -70,8 +72,37 @@ static void print(const char *name, figure f)
 	printf(", \"%s\": [%.3f, %.3f, %.3f, %.3f]", name, f.median, f.min, f.max, f.cpu);
 }
 
+// Blocks of launches on devices 0 1 1 0, so that a processor that grows slower or faster favours neither.
+static int pair()
+{
+	static const int order[] = {0, 1, 1, 0};
+	std::vector<double> us[2];
+	cudaStream_t s[2];
+
+	for (int d = 0; d < 2; d++) {
+		CHECK(cudaSetDevice(d));
+		CHECK(cudaStreamCreateWithFlags(&s[d], cudaStreamNonBlocking));
+	}
+	for (int block = 0; block < 4 * 16; block++) {
+		int d = order[block % 4];
+
+		CHECK(cudaSetDevice(d));
+		figure f = measure(1, 20000, [&] { empty<<<1, 1, 0, s[d]>>>(); }, [&] { CHECK(cudaStreamSynchronize(s[d])); });
+		us[d].push_back(f.cpu);
+	}
+	printf("{\"bench\": \"launch_pair\", \"cpu_us\": [");
+	for (int d = 0; d < 2; d++) {
+		for (size_t i = 0; i < us[d].size(); i++)
+			printf("%s%.4f", i ? ", " : d ? "], [" : "[", us[d][i]);
+	}
+	printf("]]}\n");
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
+	if (argc > 1 && !strcmp(argv[1], "pair"))
+		return pair();
 	int scale = argc > 1 ? atoi(argv[1]) : 100; // percent of the full number of waiting calls
 	int *p, host = 0, back = -1;
 	cudaStream_t s;

@@ -272,7 +272,9 @@ func TestGPUGrace(t *testing.T) {
 	}
 	out, status, logs := script(t, []string{"SLUICE_LAUNCH=" + launch, "SLUICE_ROUNDS=2", "SLUICE_PAIRS=4", "SLUICE_ONLY=launch,mlp,pair"}, "gpu-grace.sh")
 	want(t, out, "| launch, us of the program's processors | 0.400 (0.400 to 0.400) | 0.400 ", "| mlp, of native | 0.973 (0.973 to 0.973) |",
-		"| mlp, of its speed without a grace in the same process | 1 | 1.0000 ± 0.0000 (of 2 pairs of processes, 1.0000 to 1.0000) |", "PASS mlp, of native, by pairs (within 0.0000): a grace costs", "gpu-grace: 0 failed")
+		"| mlp, of its speed without a grace in the same process | 1 | 1.0000 ± 0.0000 (of 2 pairs of processes, 1.0000 to 1.0000) |", "PASS mlp, of native, by pairs (within 0.0000): a grace costs",
+		"| launch, us of the program's processors, more than without a grace in the same process | 0 | 0.0000 ± 0.0000 (of 2 pairs of processes, 0.0000 to 0.0000) |",
+		"PASS launch, us of the program's processors, by pairs (within 0.0000): a grace costs 0.0000, at most 0.02", "gpu-grace: 0 failed")
 	if status != 0 {
 		t.Errorf("exit status %d", status)
 	}
@@ -285,6 +287,8 @@ func TestGPUGrace(t *testing.T) {
 	slower := bytes.ReplaceAll(log, []byte(`"ms": [[0.5], [0.501]]`), []byte(`"ms": [[0.5], [0.51]]`))
 	slower = regexp.MustCompile(`(?m)^(.*"order": \["kept", "zero"\].*"ms": )\[\[0.5\], \[0.51\]\]`).ReplaceAll(slower, []byte(`$1[[0.51], [0.5]]`))
 	judge(t, path, slower, "FAIL mlp, of native, by pairs (within 0.0000): a grace costs 0.0191, at most 0.005")
+	slower = regexp.MustCompile(`(?m)^(.*"order": \["kept", "zero"\].*"cpu_us": ).*$`).ReplaceAll(log, []byte(`$1[[0.48, 0.48], [0.41, 0.41]]}}`))
+	judge(t, path, slower, "FAIL launch, us of the program's processors, by pairs (within 0.0000): a grace costs 0.0400, at most 0.02")
 	alone := regexp.MustCompile(`(?m)^{"run": "pair.*\n`).ReplaceAll(log, nil)
 	slower = regexp.MustCompile(`("mlp.kept.*?)"median_ms": 18.5`).ReplaceAll(alone, []byte(`$1"median_ms": 18.7`))
 	judge(t, path, slower, "FAIL mlp, of native: a grace costs 0.0104, at most 0.005")
