@@ -31,7 +31,7 @@ mkdir -p "$LOGS"
 rm -f "$LOGS"/*
 DIR=$SCRATCH
 chmod 755 "$DIR"
-for_users "$BUILD/spank/spank_sluice.so" "$BENCH/resnet50.py" "$BENCH/measure.py"
+for_users "$BUILD/spank/spank_sluice.so" "$BENCH/resnet50.py" "$BENCH/measure.py" "$BENCH/busy.py"
 TOTAL=$(nvidia-smi -i 0 --query-gpu=memory.total --format=csv,noheader,nounits)
 JOB_USER=${SLUICE_JOB_USER:-nobody} # Slurm wants one that the machine knows
 STEPS=${SLUICE_STEPS:-40} # of ResNet-50, in each of a job's repeats
@@ -84,11 +84,11 @@ lua() {
 		"$ROOT/prolog/job_submit.lua" >"$SLURM_DIR/job_submit.lua"
 }
 
-# batch NAME PERCENT PROGRAM...: a job of the user's; its id is left in JOB.
+# batch NAME PERCENT PROGRAM...: a job of the user's, with the options in OPTIONS; its id is left in JOB.
 batch() {
 	local name=$1 percent=$2
 	shift 2
-	printf '#!/bin/bash\n#SBATCH --job-name=%s --cpus-per-task=4 --gres=rgpu:%s\n%s\n' "$name" "$percent" "$*" >"$DIR/jobs/$name.sh"
+	printf '#!/bin/bash\n#SBATCH --job-name=%s --cpus-per-task=4 --gres=rgpu:%s %s\n%s\n' "$name" "$percent" "${OPTIONS:-}" "$*" >"$DIR/jobs/$name.sh"
 	JOB=$(cd "$DIR/jobs" && as_user "$SLURM_BIN/sbatch" --parsable --output="$DIR/jobs/$name.out" "$DIR/jobs/$name.sh" 2>"$LOGS/$name.submit")
 	case $JOB in
 	'' | *[!0-9]*)
@@ -117,6 +117,20 @@ all() {
 }
 
 rate() { sed -n 's/.*"median_ms": *\([0-9.]*\).*/\1/p' "$1" 2>/dev/null | tail -n 1 | awk '{ printf "%.2f", 1e3 / $1 }'; }
+# delivered ALONE THIRTY SEVENTY: what busy.py printed alone and in the two jobs; fails unless they had 30 and 70 percent, to within 2 points.
+delivered() {
+	"$PYTHON" - "$@" <<-'P'
+		import json, statistics, sys
+		alone, *jobs = [json.loads(open(f).read().splitlines()[-1]) for f in sys.argv[1:]]
+		begin, end = max(j["from"] for j in jobs), min(j["from"] + len(j["products"]) for j in jobs)
+		if end - begin < 5:
+		    sys.exit(f"both ran in {end - begin} whole seconds")
+		rate = statistics.median(alone["products"])
+		had = [100 * statistics.mean(j["products"][begin - j["from"] : end - j["from"]]) / rate for j in jobs]
+		print(f"30 % had {had[0]:.1f} and 70 % had {had[1]:.1f} percent of the {rate:g} products a second that the program makes alone, in {end - begin} s")
+		sys.exit(any(abs(h - w) > 2 for h, w in zip(had, (30, 70))))
+	P
+}
 licences() { "$SLURM_BIN/scontrol" -o show lic | tr ' ' '\n' | sed -n "s/^$1=//p" | head -n 1; }
 leases() { "$SLUICE" list 2>/dev/null | sed 1d | grep -c .; }
 snapshot() {
@@ -246,6 +260,29 @@ if [ ${#IDS[@]} = 3 ]; then
 		pass waited "the third began at ${START#*T}, the first to end did so at ${END#*T}"
 	else
 		fail waited "the third began at $START, before ${END:-nothing}"
+	fi
+fi
+
+# 30 and 70 of policy fixed, both with work all the time: the percent of the products that the program makes alone, in the
+# whole seconds in which both ran
+"$PYTHON" "$BENCH/busy.py" --seconds 4 >"$LOGS/busy.out" 2>"$LOGS/busy.err"
+IDS=()
+for n in 0 1; do
+	OPTIONS=--rgpu-policy=fixed batch "fixed${PERCENTS[n]}" "${PERCENTS[n]}" "$PYTHON $DIR/users/busy.py --seconds ${SLUICE_FIXED_SECONDS:-14}" && IDS[n]=$JOB
+done
+if [ ${#IDS[@]} = 2 ]; then
+	STATUS=0
+	for n in 0 1; do
+		ended 120 "fixed${PERCENTS[n]}" "${IDS[n]}" || STATUS=1
+		all "$LOGS/fixed${PERCENTS[n]}.out"
+	done
+	if [ $STATUS = 0 ] && DELIVERED=$(delivered "$LOGS/busy.out" "$LOGS/fixed30.out" "$LOGS/fixed70.out" 2>"$LOGS/delivered.err"); then
+		pass fixed "$DELIVERED"
+	else
+		fail fixed "${DELIVERED:-$(why $STATUS)}; wanted 30 and 70 to within 2 points"
+		show "$LOGS/delivered.err"
+		show "$LOGS/fixed30.job" 30
+		show "$LOGS/sluiced-gpu01.log" 20
 	fi
 fi
 

@@ -34,5 +34,6 @@ func TestSlurm(t *testing.T) {
 		t.Errorf("exit status %d", status)
 	}
 	want(t, out, "PASS half", "MiB of 143771; 55.56 steps/s, native 55.56, 1.000", "PASS report", "PASS side-by-side", "(Licenses) rgpu:40",
-		"PASS waited", "PASS none", "PASS too-much", "PASS nothing-left", "gpu-slurm: 10 passed, 0 failed")
+		"PASS waited",
+		"PASS fixed                        30 % had 30.0 and 70 % had 70.0 percent of the 1000 products a second that the program makes alone", "PASS none", "PASS too-much", "PASS nothing-left", "gpu-slurm: 11 passed, 0 failed")
 }
