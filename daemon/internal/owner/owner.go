@@ -93,9 +93,10 @@ type Adopted interface{ Leases() []string }
 
 // Attacher is what Workers may implement besides: sessions that outlive their connections.
 type Attacher interface {
-	// Attachable says whether a lease has a session of that number that could take a new connection.
-	Attachable(leaseID string, n int) bool
-	// Attach passes it one, which stays the caller's to close.
+	// Attachable refuses a further connection of a process of the lease's host to a session, unless the lease has one of that
+	// number and the process is its client.
+	Attachable(leaseID string, n int, client uint32) error
+	// Attach passes the session a connection in place of the one that was lost. It stays the caller's to close.
 	Attach(leaseID string, n int, conn *os.File) error
 	// Bulk passes it a bulk connection, which stays the caller's to close.
 	Bulk(leaseID string, n int, conn *os.File) error

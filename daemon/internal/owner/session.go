@@ -41,8 +41,10 @@ func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) 
 		return lease.Offer{}, lease.Errorf(lease.Down, "owner %s does not listen for data yet; ask again", o.cfg.Name)
 	}
 	if n, ok := ofSession(r.Kind); ok {
-		if a, can := o.cfg.Workers.(Attacher); !can || !a.Attachable(r.Lease, int(n)) {
-			return lease.Offer{}, lease.Errorf(lease.NotFound, "lease %s has no session %d at owner %s: it has ended", r.Lease, n, o.cfg.Name)
+		if a, can := o.cfg.Workers.(Attacher); can {
+			if err := a.Attachable(r.Lease, int(n), r.PID); err != nil {
+				return lease.Offer{}, err
+			}
 		}
 	} else if _, ok := wire.Traces(r.Kind); !ok {
 		if err := o.roomFor(r.Lease); err != nil {

@@ -16,19 +16,20 @@ import (
 const selfEnd = 300 * time.Millisecond
 
 // Attachable implements owner.Attacher.
-func (p *Pool) Attachable(id string, n int) bool {
+func (p *Pool) Attachable(id string, n int, client uint32) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	l := p.leases[id]
-	if l == nil || l.ending {
-		return false
-	}
-	for s := range l.sessions {
-		if s.slot == n {
-			return true
+	if l := p.leases[id]; l != nil && !l.ending {
+		for s := range l.sessions {
+			if s.slot == n && s.Client != client {
+				return lease.Errorf(lease.Denied, "session %d of lease %s is not of process %d", n, id, client)
+			}
+			if s.slot == n {
+				return nil
+			}
 		}
 	}
-	return false
+	return lease.Errorf(lease.NotFound, "lease %s has no session %d: it has ended", id, n)
 }
 
 // Attach implements owner.Attacher.

@@ -16,3 +16,29 @@ func TestGrace(t *testing.T) {
 		}
 	}
 }
+
+// A session gets further connections of its client's process, and of no other one of the lease.
+func TestAttachable(t *testing.T) {
+	l := &leased{id: "a", sessions: map[*session]bool{}}
+	l.sessions[&session{Session: lease.Session{Client: 4711}, slot: 3}] = true
+	l.sessions[&session{Session: lease.Session{Client: 4712}, slot: 4}] = true
+	p := &Pool{leases: map[string]*leased{"a": l, "b": {id: "b", ending: true, sessions: l.sessions}}}
+	for _, c := range []struct {
+		lease  string
+		n      int
+		client uint32
+		want   lease.Code
+	}{
+		{"a", 3, 4711, ""},
+		{"a", 4, 4711, lease.Denied},
+		{"a", 3, 4712, lease.Denied},
+		{"a", 3, 0, lease.Denied},
+		{"a", 5, 4711, lease.NotFound},
+		{"b", 3, 4711, lease.NotFound},
+		{"c", 3, 4711, lease.NotFound},
+	} {
+		if err := p.Attachable(c.lease, c.n, c.client); err == nil && c.want != "" || err != nil && lease.CodeOf(err) != c.want {
+			t.Errorf("process %d, session %d of lease %s: %v", c.client, c.n, c.lease, err)
+		}
+	}
+}

@@ -29,8 +29,9 @@ import (
 )
 
 var (
-	_ owner.Workers = (*Pool)(nil)
-	_ owner.Adopted = (*Pool)(nil)
+	_ owner.Workers  = (*Pool)(nil)
+	_ owner.Attacher = (*Pool)(nil)
+	_ owner.Adopted  = (*Pool)(nil)
 )
 
 const testUID = 65534
