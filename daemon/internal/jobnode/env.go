@@ -58,11 +58,27 @@ func (s *Service) Env(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp,
 	return nil, nil
 }
 
+// Knows says whether a user has a job on this node that asks for something.
+func (s *Service) Knows(uid uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.jobs {
+		if e.note.UID == uid && e.note.Asks {
+			return true
+		}
+	}
+	return false
+}
+
 // lookUp settles a job by what slurmctld knows of it.
 func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, error) {
+	ask := s.askOther
+	if s.Knows(p.UID) {
+		ask = s.askKnown
+	}
 	select {
-	case s.ask <- struct{}{}: // anybody may ask for any number
-		defer func() { <-s.ask }()
+	case ask <- struct{}{}: // anybody may ask for any number
+		defer func() { <-ask }()
 	case <-ctx.Done():
 		return note{}, fmt.Errorf("job %s: too many jobs are being looked up", job)
 	}

@@ -84,6 +84,9 @@ type Config struct {
 // startTime bounds what a start waits for owners.
 const startTime = 2 * time.Second
 
+// atATime is how many questions of each kind slurmctld is asked at a time.
+const atATime = 4
+
 // Service implements rpc.NodeJobs.
 type Service struct {
 	cfg  Config
@@ -91,7 +94,10 @@ type Service struct {
 	base context.Context // of work that outlives its caller, until Close
 	stop context.CancelFunc
 	wg   sync.WaitGroup
-	ask  chan struct{} // bounds questions to slurmctld that anybody may cause
+
+	// Each bounds the questions to slurmctld that are asked at a time: for steps of jobs that have a lease here, and for jobs
+	// that this node knows nothing of, by users that Knows knows and by others. Those can be anybody, with any number of uids.
+	askStep, askKnown, askOther chan struct{}
 
 	sees atomic.Bool // the kernel shows which step a process belongs to; a change of that takes a restart of slurmd without jobs
 
@@ -117,7 +123,10 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		}
 		cfg.Boot = strings.TrimSpace(string(id))
 	}
-	s := &Service{cfg: cfg, log: cfg.Log, ask: make(chan struct{}, 4), jobs: map[string]*entry{}}
+	s := &Service{cfg: cfg, log: cfg.Log, jobs: map[string]*entry{}}
+	for _, ask := range []*chan struct{}{&s.askStep, &s.askKnown, &s.askOther} {
+		*ask = make(chan struct{}, atATime)
+	}
 	s.base, s.stop = context.WithCancel(context.Background())
 	if err := s.load(ctx); err != nil {
 		s.stop()

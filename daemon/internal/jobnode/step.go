@@ -39,12 +39,12 @@ func (s *Service) StepEnv(ctx context.Context, p rpc.Peer, job string, q jobsock
 		return nil, lease.Errorf(lease.Over, "the lease of job %s has ended; sluice explain %s says why", job, job)
 	}
 	select {
-	case s.ask <- struct{}{}: // anybody with a job may ask for any number
+	case s.askStep <- struct{}{}: // a job may have any number of steps
 	case <-ctx.Done():
 		return nil, fmt.Errorf("what step %s of job %s asks for is not known: too many steps begin at a time", q.ID, job)
 	}
 	part, own, err := s.asked(ctx, &l, number, q.Mem)
-	<-s.ask
+	<-s.askStep
 	if err != nil || !own {
 		return ops, err
 	}

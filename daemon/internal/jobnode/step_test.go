@@ -114,6 +114,27 @@ func TestStep(t *testing.T) {
 	}
 }
 
+// Questions about jobs that strangers have made up, and that slurmctld is slow to answer, keep nobody else's from it.
+func TestStrangersAsk(t *testing.T) {
+	r := stepRig(t, map[string]slurm.Step{"0": {Gres: gres(10)}})
+	for range cap(r.askOther) {
+		r.askOther <- struct{}{} // one that waits for slurmctld
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := r.StepEnv(ctx, user, "7", jobsock.Step{ID: "0", Own: true}); err != nil {
+		t.Errorf("a step of a job with a lease: %v", err)
+	}
+	if _, err := r.Env(ctx, user, "8"); err == nil || ctx.Err() != nil {
+		t.Errorf("a job that does not exist, for a user with another one here: %v", err)
+	}
+	short, end := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer end()
+	if _, err := r.Env(short, nobody, "8"); err == nil || !strings.Contains(err.Error(), "too many jobs are being looked up") {
+		t.Errorf("another stranger: %v", err)
+	}
+}
+
 // A step waits for a moment for one that is ending, and is refused where the other one stays.
 func TestStepAfterStep(t *testing.T) {
 	r := stepRig(t, map[string]slurm.Step{"0": {Gres: gres(40)}, "1": {Gres: gres(40)}, "2": {Gres: gres(10)}})

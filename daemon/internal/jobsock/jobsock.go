@@ -11,7 +11,8 @@ package jobsock
 // flood loses only its own, because the plug-in sends its request at once. Connections with a
 // request are bounded for each user; beyond that they are closed without an answer. The
 // plug-in takes that for an absent daemon, and asks again for a job that needs an answer.
-// Root has places of its own, which a user with many uids (a subordinate range is enough) cannot fill.
+// A user with many uids (a subordinate range is enough) can fill all places but those of root and those of users with
+// a job here that asks for something.
 
 import (
 	"bytes"
@@ -66,18 +67,19 @@ type Env func(ctx context.Context, peer rpc.Peer, job string, step Step) ([]rpc.
 
 // Server answers on one socket.
 type Server struct {
-	l   *net.UnixListener
-	env Env
-	log *slog.Logger
+	l     *net.UnixListener
+	env   Env
+	known func(uid uint32) bool
+	log   *slog.Logger
 
-	root, users *limit.Table
-	reports     limit.Reports // what anybody can have written into the log
-	wg          sync.WaitGroup
+	root, jobs, others *limit.Table
+	reports            limit.Reports // what anybody can have written into the log
+	wg                 sync.WaitGroup
 }
 
 // Listen makes the socket at path, which everybody may connect to. A socket that an
-// earlier daemon left there is replaced.
-func Listen(path string, env Env, log *slog.Logger) (*Server, error) {
+// earlier daemon left there is replaced. known says whether a user has a job on this node that asks for something.
+func Listen(path string, env Env, known func(uid uint32) bool, log *slog.Logger) (*Server, error) {
 	l, err := unixsock.Listen(path, unixsock.How{Mode: 0o666})
 	if errors.Is(err, unixsock.ErrNoSocket) {
 		return nil, fmt.Errorf("job socket %s: %w; move it away", path, err)
@@ -86,9 +88,20 @@ func Listen(path string, env Env, log *slog.Logger) (*Server, error) {
 		return nil, fmt.Errorf("job socket: %w", err)
 	}
 	return &Server{
-		l: l, env: env, log: log,
-		root: limit.New(limit.Bounds{TrustedKey: 1024}), users: limit.New(limit.Bounds{TrustedKey: maxUser}),
+		l: l, env: env, known: known, log: log, root: limit.New(limit.Bounds{TrustedKey: 1024}),
+		jobs: limit.New(limit.Bounds{TrustedKey: maxUser}), others: limit.New(limit.Bounds{TrustedKey: maxUser}),
 	}, nil
+}
+
+// table has the places that a user's connections take.
+func (s *Server) table(uid uint32) *limit.Table {
+	switch {
+	case uid == 0:
+		return s.root
+	case s.known(uid):
+		return s.jobs
+	}
+	return s.others
 }
 
 // Serve answers until ctx is done, and waits for those it is answering. The socket's
@@ -121,11 +134,7 @@ func (s *Server) Serve(ctx context.Context) error {
 			continue
 		}
 		peer := rpc.Peer{UID: who.UID, GID: who.GID, PID: who.PID}
-		table := s.users
-		if peer.UID == 0 {
-			table = s.root
-		}
-		c := table.Add(u, strconv.FormatUint(uint64(peer.UID), 10))
+		c := s.table(peer.UID).Add(u, strconv.FormatUint(uint64(peer.UID), 10))
 		s.wg.Go(func() {
 			defer c.Close()
 			gone := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })

@@ -19,10 +19,24 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 )
 
+func nobodyKnown(uint32) bool { return false }
+
+// A user with many uids can fill the places of others, but not those of users with a job here.
+func TestPlaces(t *testing.T) {
+	s, err := Listen(filepath.Join(t.TempDir(), "job.sock"), nil, func(uid uint32) bool { return uid == 1000 }, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.l.Close()
+	if s.table(0) != s.root || s.table(1000) != s.jobs || s.table(1001) != s.others || s.table(1002) != s.others {
+		t.Error("uids 0, 1000, 1001 and 1002 do not have the places of root, of users with jobs and of others")
+	}
+}
+
 func start(t *testing.T, env Env) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "job.sock")
-	s, err := Listen(path, env, slog.New(slog.DiscardHandler))
+	s, err := Listen(path, env, nobodyKnown, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +226,7 @@ func TestListen(t *testing.T) {
 	env := func(context.Context, rpc.Peer, string, Step) ([]rpc.EnvOp, error) { answered.Add(1); return nil, nil }
 	path := filepath.Join(t.TempDir(), "job.sock")
 	for range 2 {
-		s, err := Listen(path, env, slog.New(slog.DiscardHandler))
+		s, err := Listen(path, env, nobodyKnown, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -237,7 +251,7 @@ func TestListen(t *testing.T) {
 	if err := os.WriteFile(other, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Listen(other, env, slog.New(slog.DiscardHandler)); err == nil {
+	if _, err := Listen(other, env, nobodyKnown, slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("a file was replaced by a socket")
 	}
 }

@@ -62,7 +62,7 @@ func (n *Node) startJobs(ctx context.Context, led *ledger.Ledger) (rpc.JobServic
 		n.run("jobs of the controller", ctl.Run)
 		svc.ControllerJobs = ctl
 	}
-	s, err := jobsock.Listen(cfg.JobSocket(), here.StepEnv, n.log.With("part", "job socket"))
+	s, err := jobsock.Listen(cfg.JobSocket(), here.StepEnv, here.Knows, n.log.With("part", "job socket"))
 	if err != nil {
 		return nil, err
 	}
