@@ -3,7 +3,8 @@ package workers
 // Free space on the file system of run_dir. It is in memory, and sessions can fill it: the directory of a session's lease is its
 // /dev/shm. An ordinary program has a few small files there, which the driver makes. A session that was taken over by an attacker can
 // make any number of files of any size, and their memory is charged to it only while it lives. The accounts and records of all
-// sessions are on the same file system, and usually files of the whole system are too. So a lease that fills it is ended.
+// sessions are on the same file system, and usually files of the whole system are too. So a lease that fills it is ended. The files
+// that count what all users have stored are written by every session; what they take beyond their length is freed.
 
 import (
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
 
 const (
@@ -117,6 +119,14 @@ func (p *Pool) makeRoom() {
 	if err != nil || !short(all, free) {
 		return
 	}
+	for _, count := range []string{p.images().count, p.content().count} {
+		if err := store.TrimShared(count); err != nil {
+			p.log.Warn("the file system of run_dir is short of room, and a file there cannot be made shorter", "error", err)
+		}
+	}
+	if all, free, err = roomOf(p.cfg.Shared); err != nil || !short(all, free) {
+		return
+	}
 	id, most := p.fullest(all)
 	if id == "" {
 		return
@@ -129,12 +139,14 @@ func (p *Pool) makeRoom() {
 	p.log.Warn("the file system of run_dir is short of room", "lease", id, "reason", why, "sessions_ended", some)
 }
 
-// fullest returns the lease whose directory takes the largest part of the file system. It returns "" if none takes more than a sixteenth.
+// fullest returns the lease that takes the largest part of the file system, by its directory, or by what its sessions are charged
+// for. It returns "" if none takes more than a sixteenth.
 func (p *Pool) fullest(all room) (id string, most room) {
 	entries, err := os.ReadDir(p.cfg.Shared)
 	if err != nil {
 		return "", most
 	}
+	charged := p.charged()
 	// Counting further than a quarter of the file system would not change the outcome.
 	bound := room{all.bytes / 4, all.files / 4}
 	for _, e := range entries {
@@ -148,9 +160,29 @@ func (p *Pool) fullest(all room) (id string, most room) {
 		var r room
 		r.add(f, roomDepth, bound)
 		f.Close()
+		r.bytes = max(r.bytes, charged[e.Name()])
 		if r.part(all) > 1.0/roomPart && r.part(all) > most.part(all) {
 			id, most = e.Name(), r
 		}
 	}
 	return id, most
+}
+
+// charged returns the memory in files that the live sessions of each lease are charged for, also in files that have no name any more.
+func (p *Pool) charged() map[string]uint64 {
+	ids := map[string][]string{}
+	p.mu.Lock()
+	for id, l := range p.leases {
+		for s := range l.sessions {
+			ids[id] = append(ids[id], s.ID)
+		}
+	}
+	p.mu.Unlock()
+	bytes := map[string]uint64{}
+	for id, sessions := range ids {
+		for _, s := range sessions {
+			bytes[id] += p.cg.shmem(s)
+		}
+	}
+	return bytes
 }

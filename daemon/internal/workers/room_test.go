@@ -109,6 +109,37 @@ func TestRoom(t *testing.T) {
 	}
 }
 
+// TestRoomOfCounts: what a session has the files take that count for all users, and that it can write, is given back, and nobody is ended.
+func TestRoomOfCounts(t *testing.T) {
+	dir := setup(t)
+	run := filepath.Join(dir, "run")
+	mountMemory(t, run, "size=16m")
+	p := newPool(t, dir, func(c *Config) { c.Dir, c.Shared = filepath.Join(run, "owner"), filepath.Join(run, "shared") })
+	ends := make(chan string, 10)
+	p.OnEnd(func(s lease.Session, reason string) { ends <- reason })
+	c, _ := begin(t, p, "a")
+	for _, flags := range []uint32{0, unix.FALLOC_FL_KEEP_SIZE} {
+		f, err := os.OpenFile(p.images().count, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Fallocate(int(f.Fd()), flags, 0, 14<<20); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		p.makeRoom()
+		if all, free, err := roomOf(p.cfg.Shared); err != nil || short(all, free) {
+			t.Errorf("flags %d: %v of %v are free (%v)", flags, free, all, err)
+		}
+	}
+	if err := c.activate(0); err != nil {
+		t.Error(err)
+	}
+	if len(ends) > 0 {
+		t.Errorf("the session has ended: %s", <-ends)
+	}
+}
+
 // TestNoRoomForRecords: wherever the file system of accounts, records and totals is full in the middle of a session's beginning, that session is
 // refused with the reason, nothing of it is left, others go on, and it begins once there is room.
 func TestNoRoomForRecords(t *testing.T) {

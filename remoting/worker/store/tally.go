@@ -212,6 +212,15 @@ func CreateShared(path string) (*os.File, error) {
 	return nil, fmt.Errorf("store: %s is replaced by somebody else", path)
 }
 
+// TrimShared frees what sessions, which can write the file that CreateShared makes, have had it take beyond its length.
+func TrimShared(path string) error {
+	f, err := CreateShared(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Truncate(sharedSize), f.Close())
+}
+
 // OpenShared takes over an open file that CreateShared gave.
 func OpenShared(f *os.File) (*Shared, error) {
 	b, err := unix.Mmap(int(f.Fd()), 0, sharedSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
