@@ -3,7 +3,10 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,12 +16,16 @@ import (
 
 func newDrain() *cobra.Command {
 	var socket, reason string
+	var wait bool
 	cmd := &cobra.Command{
 		Use:   "drain OWNER[:GPU] --reason TEXT",
 		Short: "Give no new lease a GPU",
 		Long: `Have no new lease get any GPU of an owner, or get one of them. Leases that have it keep
 it, and their programs go on. sluice gpus says since when, by whom and why, until sluice resume;
 a restart changes nothing. The licences of what is drained are held back from Slurm's jobs.
+
+The last line says how many leases still have a part of it; with --wait the command ends when
+none has.
 
 GPU is its number in sluice gpus, or its UUID. Only root may, on the owner itself or on a
 controller's node.`,
@@ -28,10 +35,11 @@ controller's node.`,
 			if strings.TrimSpace(reason) == "" {
 				return errors.New("give --reason TEXT, for those who find the GPU drained")
 			}
-			return drain(cmd, socket, lease.DrainOrder{Reason: strings.TrimSpace(reason)}, args[0])
+			return drain(cmd, socket, lease.DrainOrder{Reason: strings.TrimSpace(reason)}, args[0], wait)
 		},
 	}
 	cmd.Flags().StringVar(&reason, "reason", "", "why, in one line")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until no lease is left there")
 	socketFlag(cmd, &socket)
 	return cmd
 }
@@ -45,7 +53,7 @@ func newResume() *cobra.Command {
 		Example: "  sluice resume gpu01\n  sluice resume gpu01:3",
 		Args:    oneOwner("resume"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return drain(cmd, socket, lease.DrainOrder{Resume: true}, args[0])
+			return drain(cmd, socket, lease.DrainOrder{Resume: true}, args[0], false)
 		},
 	}
 	socketFlag(cmd, &socket)
@@ -61,15 +69,59 @@ func oneOwner(verb string) cobra.PositionalArgs {
 	}
 }
 
-// drain has the daemon carry it out, and shows the owner's GPUs as they are then.
-func drain(cmd *cobra.Command, socket string, d lease.DrainOrder, what string) error {
+// drainLook is the time between two looks of --wait.
+var drainLook = 2 * time.Second
+
+// drain has the daemon carry it out, and shows the owner's GPUs as they are then. With wait it goes on until no lease is left.
+func drain(cmd *cobra.Command, socket string, d lease.DrainOrder, what string, wait bool) error {
 	var one bool
 	if d.Owner, d.GPU, one = strings.Cut(what, ":"); one && d.GPU == "" {
 		return errors.New("no GPU behind the colon; give its number or its UUID, as sluice gpus shows them")
 	}
-	gpus, err := question(cmd.Context(), socket, func(ctx context.Context, l local) ([]lease.GPU, error) { return l.Drain(ctx, d) })
+	order := func() ([]lease.GPU, error) {
+		return question(cmd.Context(), socket, func(ctx context.Context, l local) ([]lease.GPU, error) { return l.Drain(ctx, d) })
+	}
+	gpus, err := order()
 	if err != nil {
 		return err
 	}
-	return printPools(cmd.OutOrStdout(), []rpc.Pool{{Name: "-", Owners: []rpc.PoolOwner{{Name: d.Owner, Inventory: lease.Inventory{GPUs: gpus}}}}})
+	out := cmd.OutOrStdout()
+	err = printPools(out, []rpc.Pool{{Name: "-", Owners: []rpc.PoolOwner{{Name: d.Owner, Inventory: lease.Inventory{GPUs: gpus}}}}})
+	if err != nil || d.Resume {
+		return err
+	}
+	for told := -1; ; {
+		left := leasesOn(gpus, d.GPU)
+		if left == 0 {
+			_, err := fmt.Fprintf(out, "%s is empty: no lease has a part of it\n", what)
+			return err
+		}
+		if left != told {
+			if _, err := fmt.Fprintf(out, "%s is not empty: %d of its parts are in leases, which keep them until they end\n", what, left); err != nil || !wait {
+				return err
+			}
+			told = left
+		}
+		select {
+		case <-time.After(drainLook):
+		case <-cmd.Context().Done():
+			return cmd.Context().Err()
+		}
+		// A drain that is ordered again changes nothing. A daemon that is being restarted meanwhile is asked later.
+		if now, err := order(); err == nil {
+			gpus = now
+		} else if !errors.Is(err, errNoDaemon) && lease.CodeOf(err) != lease.Down {
+			return err
+		}
+	}
+}
+
+// leasesOn counts the parts of GPUs that leases have: of one, by its number or UUID, or of all.
+func leasesOn(gpus []lease.GPU, one string) (n int) {
+	for i, g := range gpus {
+		if one == "" || one == strconv.Itoa(i) || one == g.UUID {
+			n += g.Leases
+		}
+	}
+	return n
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
@@ -26,7 +27,7 @@ func TestDrain(t *testing.T) {
 		}
 	}
 	out, errs, status := d.call("drain", "gpu01:3", "--reason", " ECC errors ")
-	if status != 0 || !strings.Contains(out, "gpu01 3") || !strings.Contains(out, "drained since 2027-01-15T08:00:00Z by 0@gpu01: ECC errors\n") {
+	if status != 0 || !strings.Contains(out, "gpu01 3") || !strings.Contains(out, "drained since 2027-01-15T08:00:00Z by 0@gpu01: ECC errors\n") || !strings.HasSuffix(out, "\ngpu01:3 is empty: no lease has a part of it\n") {
 		t.Errorf("exit status %d, %q, %q", status, out, errs)
 	}
 	if out, errs, status = d.call("resume", "gpu01"); status != 0 || strings.Contains(out, "drained") || !strings.Contains(out, " ok") {
@@ -35,5 +36,20 @@ func TestDrain(t *testing.T) {
 	d.refuse = lease.Errorf(lease.Denied, "only root drains and resumes GPUs")
 	if _, errs, status = d.call("resume", "gpu01"); status != 1 || !strings.Contains(errs, "only root") {
 		t.Errorf("exit status %d, %q", status, errs)
+	}
+}
+
+func TestDrainWaits(t *testing.T) {
+	drainLook = time.Millisecond
+	d := startDaemon(t)
+	d.drained = 2
+	out, errs, status := d.call("drain", "gpu01", "--reason", "x")
+	if status != 0 || !strings.HasSuffix(out, "\ngpu01 is not empty: 2 of its parts are in leases, which keep them until they end\n") {
+		t.Errorf("exit status %d, %q, %q", status, out, errs)
+	}
+	d.drained = 2
+	out, errs, status = d.call("drain", "gpu01:0", "--reason", "x", "--wait")
+	if status != 0 || !strings.Contains(out, "gpu01:0 is not empty: 2 of") || !strings.Contains(out, "gpu01:0 is not empty: 1 of") || !strings.HasSuffix(out, "gpu01:0 is empty: no lease has a part of it\n") {
+		t.Errorf("exit status %d, %q, %q", status, out, errs)
 	}
 }

@@ -20,7 +20,8 @@ import (
 // fakeDaemon is a daemon behind a real local socket: what it was told survives
 // its restarts, as a ledger does, and it ends leases whose holder has ended.
 type fakeDaemon struct {
-	rpc.LocalService // what a test does not set is not asked
+	drained          int // leases on the GPU of Drain, one less after each answer
+	rpc.LocalService     // what a test does not set is not asked
 	t                *testing.T
 	dir, socket      string
 	server           *grpc.Server
@@ -208,6 +209,9 @@ func (d *fakeDaemon) Drain(_ context.Context, _ rpc.Peer, o lease.DrainOrder) ([
 		return nil, d.refuse
 	}
 	g := lease.GPU{UUID: "GPU-1", Name: o.Owner + " " + o.GPU, Healthy: true, FreePercent: 100}
+	if g.Leases = d.drained; d.drained > 0 {
+		d.drained--
+	}
 	if !o.Resume {
 		g.Drain = lease.Drain{By: "0@" + o.Owner, Since: time.Unix(1.8e9, 0), Reason: o.Reason}
 	}
