@@ -206,28 +206,10 @@ func TestSharesInTurn(t *testing.T) {
 // daemons, tenants, a death and what is printed of them are those of a real one.
 func TestSharesScript(t *testing.T) {
 	t.Parallel()
-	made := os.Getenv("SLUICE_BUILD")
-	if made == "" {
-		made, _ = filepath.Abs("../build")
-	}
-	cache := os.Getenv("SLUICE_CACHE")
-	if cache == "" {
-		cache = filepath.Join(made, "cache")
-	}
-	nvcc := filepath.Join(cache, "cuda-11.8/bin/nvcc")
-	for _, f := range []string{filepath.Join(made, "bin/sluiced"), filepath.Join(made, "simgpu/libcuda.so.1"), nvcc} {
-		if _, err := os.Stat(f); err != nil {
-			t.Fatalf("%v; run make all cuda-programs", err)
-		}
-	}
-	if os.Getuid() != 0 {
-		t.Fatal("daemons and their workers need root")
-	}
+	made, nvcc := built(t)
 	state := t.TempDir()
 	twins := filepath.Join(state, "twins.so")
-	if out, err := exec.Command("cc", "-shared", "-fPIC", "-I../remoting/simgpu", "-o", twins, "shares/twins.c").CombinedOutput(); err != nil {
-		t.Fatalf("twins.c: %v: %s", err, out)
-	}
+	compileTwins(t, twins, "shares/twins.c")
 	out, _, logs := script(t, []string{
 		"SLUICE_BUILD=" + made, "TMPDIR=/tmp", "NVCC=" + nvcc, "SHARE_COPY_MIB=2",
 		"SLUICE_OWNER_LIBCUDA=" + filepath.Join(made, "simgpu/libcuda.so.1"), "SLUICE_OWNER_LIBNVML=" + filepath.Join(made, "simgpu/libnvidia-ml.so.1"),
@@ -247,5 +229,36 @@ func TestSharesScript(t *testing.T) {
 	}
 	if !bytes.Contains(raw, []byte(`"held": `)) {
 		t.Errorf("no time that the daemon counted")
+	}
+}
+
+// built is the real build, with its simulated GPU, and a compiler for CUDA. Who asks needs root.
+func built(t *testing.T) (made, nvcc string) {
+	t.Helper()
+	made = os.Getenv("SLUICE_BUILD")
+	if made == "" {
+		made, _ = filepath.Abs("../build")
+	}
+	cache := os.Getenv("SLUICE_CACHE")
+	if cache == "" {
+		cache = filepath.Join(made, "cache")
+	}
+	nvcc = filepath.Join(cache, "cuda-11.8/bin/nvcc")
+	for _, f := range []string{filepath.Join(made, "bin/sluiced"), filepath.Join(made, "simgpu/libcuda.so.1"), nvcc} {
+		if _, err := os.Stat(f); err != nil {
+			t.Fatalf("%v; run make all cuda-programs", err)
+		}
+	}
+	if os.Getuid() != 0 {
+		t.Fatal("daemons and their workers need root")
+	}
+	return made, nvcc
+}
+
+// compileTwins makes a library of kernels for the simulated GPU.
+func compileTwins(t *testing.T, lib, source string) {
+	t.Helper()
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-I../remoting/simgpu", "-o", lib, source).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", source, err, out)
 	}
 }
