@@ -215,7 +215,7 @@ def crew(run, gpu, load, count, percent):
 def theft(run, gpu, c, tenants):
     """A tenant alone, then beside one that keeps to its turns, then beside the programs of one that does not: what it was delivered in
     each. With lies there is a third lease, of a session that was taken over; then the tenant also works when both have ended."""
-    (load, percent), (honest, rest), *liar = c["tenants"]
+    (load, percent), (_, rest), *liar = c["tenants"]
     start(run, gpu, [(load, percent)], "best-effort", tenants)
     length, begin = int(c["seconds"] * S), now() + S // 10
     alone = begin + S
@@ -228,23 +228,26 @@ def theft(run, gpu, c, tenants):
     run.site.change(tenants[0], percent, "fixed")
     beside_honest(run, gpu, c, tenants, beside)
     said = [shares(run, tenants)]
-    worker = run.site.worker_of(tenants[0])
+    worker = run.site.worker_of(tenants[0]) if liar else None
     gang = crew(run, gpu, c["load"], c["programs"], rest)
     tenants.append(gang)
     gang.ready(c["starts"][1])
     for _ in range(c["programs"] - 1):
         gang.line("ready", c["starts"][1])
-    lies = Lies(run.site, gpu, c["lies"], tenants) if liar else None
+    leases = list(tenants)
+    if liar:
+        tenants.append(Lies(run.site, gpu, c["lies"], leases))  # which ends with them, whatever becomes of this cell
     time.sleep(max(0, thieves - S // 2 - now()) / S)
     gang.tell("")
     time.sleep(max(0, thieves - now()) / S)
-    said += [shares(run, tenants)]
+    said += [shares(run, leases)]
     time.sleep(max(0, end - now()) / S)
-    said += [shares(run, tenants)]
+    said += [shares(run, leases)]
     more = {}
     if liar:
-        stop(tenants[1:], 0)
-        more = {"told": lies.end(), "went_on": run.site.worker_of(tenants[0]) == worker}
+        told = tenants.pop().end()
+        stop(leases[1:], 0)
+        more = {"told": told, "went_on": run.site.worker_of(tenants[0]) == worker}
     items = tenants[0].result((last - now()) / S + 20)["items"]
     if liar:
         more["after"] = speed(items, alone, end + 2 * S, last)
@@ -412,7 +415,7 @@ def thefts(seconds=10):
     parts = 3
     for part in range(parts):
         yield {"kind": "theft", "cell": f"liar.{part + 1}", "policy": "fixed", "tenants": [("gemm", 85), ("gemm", 10), ("gemm", 5)], "load": "endless",
-               "programs": 1, "lies": (part, parts), "seconds": seconds, "honest": 4, "starts": (5, 6), "do": theft, "took": seconds + 26}
+               "programs": 1, "lies": (part, parts), "seconds": seconds, "honest": 4, "starts": (7, 7), "do": theft, "took": seconds + 29}
 
 
 def inference(batch, images, repeats):
