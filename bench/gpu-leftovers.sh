@@ -44,7 +44,8 @@ worker_of() {
 	local at=$SCRATCH/$1
 	install -d -m 755 -o "${UID_OF[$1]}" -g "${UID_OF[$1]}" "$at"
 	install -d -m 700 -o "${UID_OF[$1]}" -g "${UID_OF[$1]}" "$at/store"
-	HOME=$at as "$1" "$USERS/sluice-worker" --listen "unix:$at/w" --device 0 --store "$at/store" --log warn "${DRIVER[@]}" >"$LOGS/worker-$1.log" 2>&1 &
+	# No function of ours, whose process would be another than the worker's.
+	HOME=$at setpriv --reuid "${UID_OF[$1]}" --regid "${UID_OF[$1]}" --clear-groups "$USERS/sluice-worker" --listen "unix:$at/w" --device 0 --store "$at/store" --log warn "${DRIVER[@]}" >"$LOGS/worker-$1.log" 2>&1 &
 	STARTED[$1]=$!
 	wait_for 30 "${STARTED[$1]}" test -S "$at/w" || {
 		fail "worker-$1" "did not start"
@@ -94,7 +95,7 @@ written() { grep -q '^written ' "$SCRATCH/written" || ! kill -0 "$1"; }
 
 # another WHERE END: a writer that ends so, and then the reader.
 another() {
-	local run=$1.$2 how=$2 pid program c begun status
+	local run=$1.$2 how=$2 pid program c begun status killed
 	too_late "$run" && return
 	begun=$(clock)
 	case $2 in kill) how="wait" ;; session) how="busy" ;; esac
@@ -103,9 +104,11 @@ another() {
 	pid=$!
 	wait_for 20 $pid written $pid
 	if [ "$2" = session ]; then
+		killed=0
 		for c in $(pgrep -P "${STARTED[writer]}"); do
-			tr '\0' ' ' <"/proc/$c/cmdline" | grep -q ' session' && kill -KILL "$c"
+			tr '\0' ' ' <"/proc/$c/cmdline" | grep -q ' session' && kill -KILL "$c" && killed=$((killed + 1))
 		done
+		[ $killed -gt 0 ] || fail "$run" 'the writer has no session'
 	fi
 	program=$(sed -n 's/^written //p' "$SCRATCH/written")
 	[ -n "$program" ] || fail "$run" 'the writer did not come to its end'

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -28,6 +29,12 @@ func TestLeftovers(t *testing.T) {
 	}
 	want(t, out, `{"commit": "`, "PASS remote.control   device ", "PASS remote.exit      device none in ", "PASS remote.cap  ", "PASS remote.kill  ", "PASS remote.session  ",
 		"vmm none in 8 MiB; array none in 8 MiB; host none in 2 MiB", "gpu-leftovers: 0 failed")
+
+	for _, p := range processes(t) {
+		if strings.Contains(p, at) {
+			t.Errorf("a process is left: %q", p)
+		}
+	}
 
 	path := filepath.Join(logs, "leftovers.jsonl")
 	log, err := os.ReadFile(path)
