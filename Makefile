@@ -59,9 +59,12 @@ client: shim $(VERSION_FILE) | $(B)/bin
 install-client: $(if $(PREFIX),client)
 	BUILD=$(B) etc/packages/client.sh "$(or $(PREFIX),$(error say PREFIX=DIR))"
 
-# For bench/prebuild.sh: a relay that needs no C library, and the worker with a switch for its turns.
+# For bench/prebuild.sh: a relay that needs no C library, the worker with a switch for its turns, and what steals in gpu-shares.sh.
 .PHONY: prebuilt
-prebuilt: go-bins
+prebuilt: go-bins $(B)/test/tenant-kind2.so
+	mkdir -p $(B)/shares
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(B)/shares/liar ./bench/liar
+	strip --strip-unneeded -o $(B)/shares/kind2.so $(B)/test/tenant-kind2.so
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(B)/bin/relay ./bench/relay
 	$(GO) build -trimpath -ldflags '-s -w $(VERSION_FLAG)' -tags gateswitch -o $(B)/switch/ ./remoting/worker/cmd/sluice-worker
 

@@ -6,13 +6,16 @@
 # Usage: bench/gpu-shares.sh [--gpus 0,1,2,3] [--part PART,PART...] [--quick] [--seconds N] [--windows N] [--quantum T] [--only PATTERN]
 #   as root. --part is of: fixed (10/90 to 50/30/20, each of five loads beside its like, 30 cells of a minute), unlike
 #   (the same percent, each load beside others, 16), together (what launch-bound tenants do in all), lone, floors (best effort, equal,
-#   lending, a live change), kill, theft (work that outlasts its turns, beside a tenant of 90 %), vgg, many (24 PyTorch programs); all unless given. And, by itself, switch: a lone tenant on the worker
-#   build/switch/sluice-worker (bench/prebuild.sh), which keeps turns in every other tenth of a second. Cells are spread over the GPUs; one that would end after --seconds
-#   (default 560) is left out, and said to be. --windows is how many of 10 s (default 5).
+#   lending, a live change), kill, theft (work that outlasts its turns; theft.kind: programs in sessions of kind observe, theft.liar.1 to 3:
+#   lies in the schedule, by bench/liar; each beside a tenant of 85 or 90 %), vgg, many (24 PyTorch programs); all unless given. And, by
+#   itself, switch: a lone tenant on the worker build/switch/sluice-worker (bench/prebuild.sh), which keeps turns in every other tenth of a
+#   second. Cells are spread over the GPUs; one that would end after --seconds (default 560) is left out, and said to be. --windows is how
+#   many of 10 s (default 5).
 #   --quantum is the length of a turn (sluice.yaml's default). --only leaves cells whose name, as fixed.25-75.gemm, has a match.
 #   --quick is a little of each, in a minute on four GPUs and two on one; --part try needs no GPU.
 # Needs: build/bin, build/shim, GPUs with their driver, python3; for vgg and many torch and torchvision;
-# nvcc, or the programs prebuilt in build/shares (--build makes them, where nvcc is). No Go.
+# nvcc, or the programs prebuilt in build/shares (--build makes them, where nvcc is);
+# for theft liar and kind2.so in build/shares (bench/prebuild.sh). No Go.
 # Raw lines go to $SLUICE_LOGS/shares (default build/gpu-logs/shares); shares/summary.py judges them.
 # Exit status 0 when every bar was held.
 set -u
@@ -115,6 +118,9 @@ SHARE=$(program share) || give_up "share.cu was not built: $(tail -n 1 "$LOGS/bu
 THIEF=''
 if [[ " ${CHOSEN[*]} " = *" theft "* ]]; then
 	THIEF=$(program thief) || give_up "thief.cu was not built: $(tail -n 1 "$LOGS/build-thief.txt")"
+	for f in liar kind2.so; do
+		[ -e "$BUILD/shares/$f" ] || give_up "no $BUILD/shares/$f; run make prebuilt where Go is, and bring build/shares along"
+	done
 fi
 POOLS='' OWNERS=()
 declare -A CONTROL=()
@@ -139,7 +145,7 @@ wait_for 60 "${STARTED[host]}" healthy || give_up "not all GPUs can be lent: $("
 "$SLUICE" gpus
 DRIVER=${SLUICE_OWNER_LIBCUDA:+'"--libcuda", "'$SLUICE_OWNER_LIBCUDA'", "--libnvml", "'${SLUICE_OWNER_LIBNVML:-}'"'}
 cat >"$DIR/site.json" <<-JSON
-	{"sluice": "$SLUICE", "worker": "$WORKER", "lib": "$BUILD/shim", "share": "$SHARE", "thief": "$THIEF", "python": "$PYTHON",
+	{"sluice": "$SLUICE", "worker": "$WORKER", "lib": "$BUILD/shim", "share": "$SHARE", "thief": "$THIEF", "liar": "$BUILD/shares/liar", "kind2": "$BUILD/shares/kind2.so", "python": "$PYTHON",
 	 "logs": "$LOGS", "dir": "$DIR", "native_lib": "${SLUICE_NATIVE_LIB:-}", "worker_flags": [$DRIVER],
 	 "gpus": [${GPUS}], "seconds": $((SECS - SECONDS)), "warm": $WARM, "windows": $WINDOWS, "window": $WINDOW, "only": "${ONLY//\\/\\\\}"}
 JSON

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # prebuild.sh [VERSION...]: builds what a GPU machine without Go, git and old compilers needs: build/bin, build/shim,
 # build/spank, build/version (the commit of all of it), the CUDA test programs as nvcc 11.8 and 12.4 make them, in
-# build/gpu, and the worker of gpu-shares.sh --part switch, in build/switch.
+# build/gpu, the worker of gpu-shares.sh --part switch, in build/switch, and what its part theft needs, in build/shares.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
@@ -17,4 +17,4 @@ for v in "${versions[@]}"; do
 		strip --strip-unneeded -o "build/gpu/cuda-$v/${f##*/}" "$f"
 	done
 done
-du -sh build/bin build/gpu build/switch
+du -sh build/bin build/gpu build/switch build/shares

@@ -286,21 +286,45 @@ func TestGPUGrace(t *testing.T) {
 	// A grace that costs one step in fifty, in all pairs and without any.
 	slower := bytes.ReplaceAll(log, []byte(`"ms": [[0.5], [0.501]]`), []byte(`"ms": [[0.5], [0.51]]`))
 	slower = regexp.MustCompile(`(?m)^(.*"order": \["kept", "zero"\].*"ms": )\[\[0.5\], \[0.51\]\]`).ReplaceAll(slower, []byte(`$1[[0.51], [0.5]]`))
-	judge(t, path, slower, "FAIL mlp, of native, by pairs (within 0.0000): a grace costs 0.0191, at most 0.005")
+	judge(t, "grace.py", path, slower, "FAIL mlp, of native, by pairs (within 0.0000): a grace costs 0.0191, at most 0.005")
 	slower = regexp.MustCompile(`(?m)^(.*"order": \["kept", "zero"\].*"cpu_us": ).*$`).ReplaceAll(log, []byte(`$1[[0.48, 0.48], [0.41, 0.41]]}}`))
-	judge(t, path, slower, "FAIL launch, us of the program's processors, by pairs (within 0.0000): a grace costs 0.0400, at most 0.02")
+	judge(t, "grace.py", path, slower, "FAIL launch, us of the program's processors, by pairs (within 0.0000): a grace costs 0.0400, at most 0.02")
 	alone := regexp.MustCompile(`(?m)^{"run": "pair.*\n`).ReplaceAll(log, nil)
 	slower = regexp.MustCompile(`("mlp.kept.*?)"median_ms": 18.5`).ReplaceAll(alone, []byte(`$1"median_ms": 18.7`))
-	judge(t, path, slower, "FAIL mlp, of native: a grace costs 0.0104, at most 0.005")
+	judge(t, "grace.py", path, slower, "FAIL mlp, of native: a grace costs 0.0104, at most 0.005")
 }
 
-// judge has a changed log of graces judged, which has to find that.
-func judge(t *testing.T, path string, log []byte, finding string) {
+// The older build is the same one here.
+func TestGPUCost(t *testing.T) {
+	t.Parallel()
+	launch, err := filepath.Abs("testdata/small_launch")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(build, "version"), []byte("0123456789ab\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out, _, logs := script(t, []string{"SLUICE_LAUNCH=" + launch, "SLUICE_OPEN=/bin/pwd", "SLUICE_CYCLES=2"}, "gpu-cost.sh", build)
+	want(t, out, "| ResNet-50, batch 32, ms a step | 18.500 (18.500 to 18.500) | 18.500 (18.500 to 18.500) | +0.00 % ± ", "PASS MLP, ms a step: worse by +0.00 % ± 0.00, at most 1 %",
+		"PASS launch, us of the program's processors: worse by +0.00 % ± 0.00", "from start to the first answer of a session, ms")
+	path := filepath.Join(logs, "cost.jsonl")
+	log, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slower := regexp.MustCompile(`("mlp.new.*?)"median_ms": 18.5`)
+	judge(t, "cost.py", path, slower.ReplaceAll(log, []byte(`$1"median_ms": 18.7`)), "FAIL MLP, ms a step: worse by +1.08 % ± 0.00, at most 1 %")
+	some := regexp.MustCompile(`("mlp.new.[12]".*?)"median_ms": 18.5`).ReplaceAll(log, []byte(`$1"median_ms": 18.4`))
+	judge(t, "cost.py", path, regexp.MustCompile(`("mlp.new.[34]".*?)"median_ms": 18.5`).ReplaceAll(some, []byte(`$1"median_ms": 25`)), "OPEN MLP, ms a step: worse by ")
+}
+
+// judge has a changed log judged, which has to find that.
+func judge(t *testing.T, program, path string, log []byte, finding string) {
 	t.Helper()
 	if err := os.WriteFile(path, log, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b, err := exec.Command("python3", "grace.py", "report", path).CombinedOutput()
+	b, err := exec.Command("python3", program, "report", path).CombinedOutput()
 	if !strings.Contains(string(b), finding) || err == nil {
 		t.Errorf("%v, %s, want %q", err, b, finding)
 	}

@@ -136,6 +136,46 @@ func TestSharesTheft(t *testing.T) {
 	}
 }
 
+// Beside lies the thief has to have overrun, and the tenant's session to go on; afterwards the tenant has its share again.
+func TestSharesLiar(t *testing.T) {
+	liar := func(robbed, after float64, overruns int, wentOn bool) map[string]any {
+		of := []any{map[string]any{"shares": nil}, map[string]any{"shares": nil}, map[string]any{"shares": []any{map[string]any{"overruns": overruns}}}}
+		return map[string]any{"kind": "theft", "cell": "liar.1", "gpu": 0, "policy": "fixed", "tenants": []any{[]any{"gemm", 85}, []any{"gemm", 10}, []any{"gemm", 5}},
+			"load": "endless", "programs": 1, "told": []string{"a lie", "another"}, "alone": 1000, "beside": 850, "robbed": robbed, "after": after, "went_on": wentOn,
+			"shares": []any{map[string]any{"of": of}}}
+	}
+	out, status := summary(t, liar(845, 849, 1, true))
+	if status != 0 {
+		t.Errorf("half a point was stolen: exit status %d", status)
+	}
+	want(t, out, "PASS theft.liar.1", "84.50 % delivered beside thieves", "84.90 % after the liar; 1 overruns; its session goes on", "a lie; another", "1 of 1 bars held")
+	for _, c := range []map[string]any{liar(835, 849, 1, true), liar(845, 700, 1, true), liar(845, 849, 0, true), liar(845, 849, 1, false)} {
+		if out, status = summary(t, c); status != 1 {
+			t.Errorf("exit status %d", status)
+		}
+		want(t, out, "FAIL theft.liar.1")
+	}
+}
+
+// Every program in a session of kind observe has to be refused.
+func TestSharesObserve(t *testing.T) {
+	observe := func(robbed float64, tries []string, refused, computed int) map[string]any {
+		return map[string]any{"kind": "theft", "cell": "kind", "gpu": 0, "policy": "fixed", "tenants": []any{[]any{"gemm", 90}, []any{"gemm", 10}},
+			"load": "kind", "refusal": "not allowed", "alone": 1000, "robbed": robbed, "tries": tries, "refused": refused, "computed": computed}
+	}
+	out, status := summary(t, observe(893, []string{"3", "3"}, 2, 0))
+	if status != 0 {
+		t.Errorf("all are refused: exit status %d", status)
+	}
+	want(t, out, "PASS theft.kind", `2 programs, 2 times "not allowed", 0 of them computed; 89.30 % delivered`, "1 of 1 bars held")
+	for _, c := range []map[string]any{observe(850, []string{"3"}, 1, 0), observe(893, []string{}, 0, 0), observe(893, []string{"3"}, 0, 0), observe(893, []string{"3", "0"}, 2, 0), observe(893, []string{"3"}, 1, 1)} {
+		if out, status = summary(t, c); status != 1 {
+			t.Errorf("exit status %d", status)
+		}
+		want(t, out, "FAIL theft.kind")
+	}
+}
+
 // What is bound by launches is judged by what was measured in turn with it, in the same processes.
 func TestSharesInTurn(t *testing.T) {
 	lone := map[string]any{"kind": "lone", "cell": "small", "gpu": 0, "load": "small",
@@ -166,28 +206,10 @@ func TestSharesInTurn(t *testing.T) {
 // daemons, tenants, a death and what is printed of them are those of a real one.
 func TestSharesScript(t *testing.T) {
 	t.Parallel()
-	made := os.Getenv("SLUICE_BUILD")
-	if made == "" {
-		made, _ = filepath.Abs("../build")
-	}
-	cache := os.Getenv("SLUICE_CACHE")
-	if cache == "" {
-		cache = filepath.Join(made, "cache")
-	}
-	nvcc := filepath.Join(cache, "cuda-11.8/bin/nvcc")
-	for _, f := range []string{filepath.Join(made, "bin/sluiced"), filepath.Join(made, "simgpu/libcuda.so.1"), nvcc} {
-		if _, err := os.Stat(f); err != nil {
-			t.Fatalf("%v; run make all cuda-programs", err)
-		}
-	}
-	if os.Getuid() != 0 {
-		t.Fatal("daemons and their workers need root")
-	}
+	made, nvcc := built(t)
 	state := t.TempDir()
 	twins := filepath.Join(state, "twins.so")
-	if out, err := exec.Command("cc", "-shared", "-fPIC", "-I../remoting/simgpu", "-o", twins, "shares/twins.c").CombinedOutput(); err != nil {
-		t.Fatalf("twins.c: %v: %s", err, out)
-	}
+	compileTwins(t, twins, "shares/twins.c")
 	out, _, logs := script(t, []string{
 		"SLUICE_BUILD=" + made, "TMPDIR=/tmp", "NVCC=" + nvcc, "SHARE_COPY_MIB=2",
 		"SLUICE_OWNER_LIBCUDA=" + filepath.Join(made, "simgpu/libcuda.so.1"), "SLUICE_OWNER_LIBNVML=" + filepath.Join(made, "simgpu/libnvidia-ml.so.1"),
@@ -207,5 +229,36 @@ func TestSharesScript(t *testing.T) {
 	}
 	if !bytes.Contains(raw, []byte(`"held": `)) {
 		t.Errorf("no time that the daemon counted")
+	}
+}
+
+// built is the real build, with its simulated GPU, and a compiler for CUDA. Who asks needs root.
+func built(t *testing.T) (made, nvcc string) {
+	t.Helper()
+	made = os.Getenv("SLUICE_BUILD")
+	if made == "" {
+		made, _ = filepath.Abs("../build")
+	}
+	cache := os.Getenv("SLUICE_CACHE")
+	if cache == "" {
+		cache = filepath.Join(made, "cache")
+	}
+	nvcc = filepath.Join(cache, "cuda-11.8/bin/nvcc")
+	for _, f := range []string{filepath.Join(made, "bin/sluiced"), filepath.Join(made, "simgpu/libcuda.so.1"), nvcc} {
+		if _, err := os.Stat(f); err != nil {
+			t.Fatalf("%v; run make all cuda-programs", err)
+		}
+	}
+	if os.Getuid() != 0 {
+		t.Fatal("daemons and their workers need root")
+	}
+	return made, nvcc
+}
+
+// compileTwins makes a library of kernels for the simulated GPU.
+func compileTwins(t *testing.T, lib, source string) {
+	t.Helper()
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-I../remoting/simgpu", "-o", lib, source).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", source, err, out)
 	}
 }

@@ -76,6 +76,7 @@ only '^remoting/(api|wire)/' '#define CTL_BEAT 3' '#define[[:space:]]+(CTL|SL_(F
 	'remoting/api/wire.tbl has the numbers and limits of the wire: of five copies by hand two had other limits'
 only '^remoting/(api|wire)/|^remoting/client/connect\.c$' 'struct wire_snapshot_head h;' 'wire_snapshot_head|wire\.SnapshotHead' \
 	'a snapshot has one decoder for both shims, in remoting/client/connect.c, and one in remoting/wire'
+only '^$' 'import "github.com/sluice-hpc/sluice/remoting/worker/turns/turnstest"' 'turns/turnstest"' 'lies about a schedule are told by tests and bench alone'
 
 # The guide for newcomers names files by path.
 # shellcheck disable=SC2016

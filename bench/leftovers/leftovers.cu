@@ -1,12 +1,13 @@
 // Looks for what another process left in a GPU's memory.
 //
-//   leftovers write END   fills memory of every kind with a mark, then ends: exit, wait (to be killed), busy (waits
-//                         with a kernel that does not end), cap (after an allocation that was refused)
+//   leftovers write END   fills memory of every kind with a mark, prints its process id, then ends: exit, wait (to be
+//                         killed), busy (waits with a kernel that does not end), cap (after an allocation that was refused)
 //   leftovers read        takes memory of every kind, as much as there is, and counts the marks in it
 //   leftovers control     does both in one process: memory that is freed and taken again may hold what it held, so
 //                         this shows that marks are found where they are
 //
-// For each kind one line: bytes looked at, marks found, words that are not zero.
+// For each kind one line of JSON: bytes looked at, marks found, words that are not zero. LEFTOVERS_MIB is the size of
+// an allocation (256).
 #include <cuda_runtime.h>
 #include <cuda.h>
 #include <dlfcn.h>
@@ -26,7 +27,7 @@ static int ok(cudaError_t e, const char *what)
 	if (e == cudaSuccess)
 		return 1;
 	cudaGetLastError();
-	printf("  %s: %s\n", what, cudaGetErrorName(e));
+	fprintf(stderr, "leftovers: %s: %s\n", what, cudaGetErrorName(e));
 	return 0;
 }
 
@@ -107,6 +108,12 @@ static void reset(void)
 	cudaMemcpyToSymbol(filled, &zero, 8);
 }
 
+static void found(const char *kind, size_t bytes, unsigned long long m, unsigned long long f)
+{
+	printf("{\"memory\": \"%s\", \"bytes\": %zu, \"marks\": %llu, \"not_zero\": %llu}\n", kind, bytes, m, f);
+	fflush(stdout);
+}
+
 static void report(const char *kind, size_t bytes)
 {
 	unsigned long long m = 0, f = 0;
@@ -115,8 +122,7 @@ static void report(const char *kind, size_t bytes)
 		failed = 1;
 	cudaMemcpyFromSymbol(&m, marks, 8);
 	cudaMemcpyFromSymbol(&f, filled, 8);
-	printf("%-8s %12zu bytes, %12llu marks, %12llu words not zero\n", kind, bytes, m, f);
-	fflush(stdout);
+	found(kind, bytes, m, f);
 	reset();
 }
 
@@ -124,8 +130,8 @@ static int sms, shared_most;
 static int *one;
 
 /* Each way of taking memory gives pieces of it; all are kept until the process ends, or freed by let_go. */
-struct piece { void *p; size_t n; int how; };
-static struct piece pieces[4096];
+struct taken { void *p; size_t n; int how; };
+static struct taken pieces[4096];
 static int npieces;
 enum { LINEAR, POOL, MANAGED, VMM, ARRAY, HOST };
 static const char *const names[] = { "device", "pool", "managed", "vmm", "array", "host" };
@@ -174,14 +180,14 @@ static void *take(int how, size_t n)
 		return NULL;
 	}
 	if (npieces < 4096)
-		pieces[npieces++] = (struct piece){ p, n, how };
+		pieces[npieces++] = (struct taken){ p, n, how };
 	return p;
 }
 
 static void let_go(void)
 {
 	while (npieces) {
-		struct piece *q = &pieces[--npieces];
+		struct taken *q = &pieces[--npieces];
 
 		if (q->how == ARRAY)
 			cudaFreeArray((cudaArray_t)q->p);
@@ -196,46 +202,46 @@ static void let_go(void)
 }
 
 static void *bounce;
-#define PIECE ((size_t)256 << 20)
+static size_t piece = (size_t)256 << 20;
 
 /* Takes up to most bytes of a kind and writes or reads them. */
 static void kind(int how, size_t most, int write)
 {
 	size_t done = 0;
 
-	for (; done < most; done += PIECE) {
-		void *p = take(how, PIECE);
+	for (; done < most; done += piece) {
+		void *p = take(how, piece);
 
 		if (!p)
 			break;
 		if (how == ARRAY) {
-			size_t rows = PIECE / 8 / 8192;
+			size_t rows = piece / 8 / 8192;
 
 			if (write) {
-				fill<<<sms * 4, 256>>>((unsigned long long *)bounce, PIECE / 8);
+				fill<<<sms * 4, 256>>>((unsigned long long *)bounce, piece / 8);
 				ok(cudaMemcpy2DToArray((cudaArray_t)p, 0, 0, bounce, 65536, 65536, rows, cudaMemcpyDeviceToDevice), "to array");
 			} else {
-				cudaMemset(bounce, 0, PIECE);
+				cudaMemset(bounce, 0, piece);
 				ok(cudaMemcpy2DFromArray(bounce, 65536, (cudaArray_t)p, 0, 0, 65536, rows, cudaMemcpyDeviceToDevice), "from array");
-				look<<<sms * 4, 256>>>((unsigned long long *)bounce, PIECE / 8);
+				look<<<sms * 4, 256>>>((unsigned long long *)bounce, piece / 8);
 			}
 		} else if (how == HOST) {
 			unsigned long long *h = (unsigned long long *)p, m = 0, f = 0;
 
-			for (size_t i = 0; i < PIECE / 8; i++) {
+			for (size_t i = 0; i < piece / 8; i++) {
 				if (write)
 					h[i] = MARK;
 				m += h[i] == MARK;
 				f += h[i] != 0;
 			}
 			if (!write) {
-				printf("%-8s %12zu bytes, %12llu marks, %12llu words not zero\n", "host", PIECE, m, f);
+				found(names[how], piece, m, f);
 				return;
 			}
 		} else if (write)
-			fill<<<sms * 4, 256>>>((unsigned long long *)p, PIECE / 8);
+			fill<<<sms * 4, 256>>>((unsigned long long *)p, piece / 8);
 		else
-			look<<<sms * 4, 256>>>((unsigned long long *)p, PIECE / 8);
+			look<<<sms * 4, 256>>>((unsigned long long *)p, piece / 8);
 	}
 	if (!write && how != HOST)
 		report(names[how], done);
@@ -267,7 +273,7 @@ static void all(int write, size_t device)
 {
 	chip(write); /* first: what is left on the chip is soon overwritten */
 	for (int how = POOL; how <= HOST; how++) {
-		kind(how, PIECE * 4, write);
+		kind(how, piece * 4, write);
 		if (!write)
 			let_go();
 	}
@@ -280,7 +286,8 @@ int main(int argc, char **argv)
 	size_t free_ = 0, total = 0, most;
 	int yes = 1;
 
-	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (getenv("LEFTOVERS_MIB"))
+		piece = (size_t)atoi(getenv("LEFTOVERS_MIB")) << 20;
 	if (!ok(cudaMalloc(&one, 4), "cudaMalloc"))
 		return 1;
 	cudaMemcpy(one, &yes, 4, cudaMemcpyHostToDevice);
@@ -289,44 +296,43 @@ int main(int argc, char **argv)
 	cudaFuncSetAttribute(fill_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_most);
 	cudaFuncSetAttribute(look_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_most);
 	reset();
-	ok(cudaMalloc(&bounce, PIECE), "bounce");
-	cudaMemset(bounce, 0, PIECE);
+	ok(cudaMalloc(&bounce, piece), "bounce");
+	cudaMemset(bounce, 0, piece);
 	cudaMemGetInfo(&free_, &total);
-	most = free_ > 4 * PIECE ? free_ - 2 * PIECE : free_;
+	most = free_ > 4 * piece ? free_ - 2 * piece : free_;
 	if (!strcmp(what, "control")) {
 		chip(1);
 		chip(0);
-		kind(LINEAR, PIECE * 4, 1);
+		kind(LINEAR, piece * 4, 1);
 		let_go();
-		kind(LINEAR, PIECE * 4, 0);
+		kind(LINEAR, piece * 4, 0);
 		let_go();
-		kind(POOL, PIECE * 4, 1);
+		kind(POOL, piece * 4, 1);
 		let_go();
-		kind(POOL, PIECE * 4, 0);
+		kind(POOL, piece * 4, 0);
 		return failed;
 	}
 	if (strcmp(what, "write")) {
 		all(0, most);
 		return failed;
 	}
-	all(1, most > 40 * PIECE ? most - 24 * PIECE : most / 2);
+	all(1, most > 40 * piece ? most - 24 * piece : most / 2);
 	chip(1);
 	if (!strcmp(end, "cap")) {
 		void *p;
-		while (cudaMalloc(&p, PIECE) == cudaSuccess)
-			fill<<<sms * 4, 256>>>((unsigned long long *)p, PIECE / 8);
-		printf("refused: %s\n", cudaGetErrorName(cudaGetLastError()));
+		while (cudaMalloc(&p, piece) == cudaSuccess)
+			fill<<<sms * 4, 256>>>((unsigned long long *)p, piece / 8);
+		fprintf(stderr, "leftovers: refused: %s\n", cudaGetErrorName(cudaGetLastError()));
 		cudaDeviceSynchronize();
+		printf("written %d\n", getpid());
+		fflush(stdout);
 		_exit(0);
 	}
 	if (!strcmp(end, "busy"))
 		endless<<<1, 1>>>(one);
-	if (strcmp(end, "exit")) {
-		printf("WRITTEN\n");
-		fflush(stdout);
-		for (;;)
-			pause();
-	}
-	printf("WRITTEN\n");
+	printf("written %d\n", getpid());
+	fflush(stdout);
+	while (strcmp(end, "exit"))
+		pause();
 	return failed;
 }

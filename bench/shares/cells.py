@@ -19,7 +19,7 @@ import time
 import traceback
 from statistics import mean
 
-from tenants import Failed, Site, Tenant, end_all, stop
+from tenants import Failed, Lies, Site, Tenant, end_all, stop
 
 LOADS = ("gemm", "copy", "small", "mixed", "graph")
 MIXES = ((50, 50), (10, 90), (25, 75), (30, 70), (25, 25, 25, 25), (50, 30, 20))
@@ -214,44 +214,89 @@ def crew(run, gpu, load, count, percent):
 
 def theft(run, gpu, c, tenants):
     """A tenant alone, then beside one that keeps to its turns, then beside the programs of one that does not: what it was delivered in
-    c["seconds"] of each."""
-    (load, percent), (honest, rest) = c["tenants"]
+    each. With lies there is a third lease, of a session that was taken over; then the tenant also works when both have ended."""
+    (load, percent), (_, rest), *liar = c["tenants"]
     start(run, gpu, [(load, percent)], "best-effort", tenants)
     length, begin = int(c["seconds"] * S), now() + S // 10
     alone = begin + S
-    beside = alone + 3 * S + 15 * S  # the others' start takes a while
-    thieves = beside + length + 25 * S
+    beside = alone + 3 * S + c["starts"][0] * S  # the others' start takes a while
+    thieves = beside + int(c["honest"] * S) + c["starts"][1] * S
     end = thieves + length
-    tenants[0].tell(f"{begin} {alone} {end + S}")
+    last = end + (5 * S if liar else 0)
+    tenants[0].tell(f"{begin} {alone} {last + S}")
     time.sleep(max(0, alone + 3 * S - now()) / S)
     run.site.change(tenants[0], percent, "fixed")
-    other = Tenant(run.site, gpu, [run.site.share, honest], rest, "fixed", "turns")
-    tenants.append(other)
-    other.ready(12)
-    other.tell(f"{now()} {beside} {beside + length}")
+    beside_honest(run, gpu, c, tenants, beside)
     said = [shares(run, tenants)]
-    other.result((beside + length - now()) / S + 10)
-    stop([other])
-    tenants.remove(other)
+    worker = run.site.worker_of(tenants[0]) if liar else None
     gang = crew(run, gpu, c["load"], c["programs"], rest)
     tenants.append(gang)
-    gang.ready(20)
+    gang.ready(c["starts"][1])
     for _ in range(c["programs"] - 1):
-        gang.line("ready", 20)
+        gang.line("ready", c["starts"][1])
+    leases = list(tenants)
+    if liar:
+        tenants.append(Lies(run.site, gpu, c["lies"], leases))  # which ends with them, whatever becomes of this cell
     time.sleep(max(0, thieves - S // 2 - now()) / S)
     gang.tell("")
     time.sleep(max(0, thieves - now()) / S)
-    said += [shares(run, tenants)]
+    said += [shares(run, leases)]
     time.sleep(max(0, end - now()) / S)
-    said += [shares(run, tenants)]
-    items = tenants[0].result((end - now()) / S + 20)["items"]
+    said += [shares(run, leases)]
+    more = {}
+    if liar:
+        told = tenants.pop().end()
+        stop(leases[1:], 0)
+        more = {"told": told, "went_on": run.site.worker_of(tenants[0]) == worker}
+    items = tenants[0].result((last - now()) / S + 20)["items"]
+    if liar:
+        more["after"] = speed(items, alone, end + 2 * S, last)
+    return {"alone": speed(items, alone, alone + S // 2, alone + 5 * S // 2), "beside": speed(items, alone, beside, beside + int(c["honest"] * S)),
+            "robbed": speed(items, alone, thieves, end), "overruns": gang.said(), "shares": said} | more
 
-    def speed(a, b):
-        part = items[(a - alone) // SLOT:(b - alone) // SLOT]
-        return sum(part) * S / (b - a)
 
-    return {"alone": speed(alone + S // 2, alone + 5 * S // 2), "beside": speed(beside, beside + length), "robbed": speed(thieves, end),
-            "overruns": gang.said(), "shares": said}
+def beside_honest(run, gpu, c, tenants, at):
+    """Has the second tenant work for a while from a time on, and keep to its turns. The third one, if any, stays, and has no work."""
+    loads = c["tenants"][1:]
+    new = [Tenant(run.site, gpu, [run.site.share, load], percent, "fixed", "turns") for load, percent in loads]
+    tenants += new
+    for t in new:
+        t.ready(c["starts"][0] - 1)
+    new[0].tell(f"{now()} {at} {at + int(c['honest'] * S)}")
+    new[0].result((at - now()) / S + c["honest"] + 10)
+    stop(new[:1])
+    tenants.remove(new[0])
+
+
+def speed(items, first, a, b):
+    """items per second from a to b; the slots of items begin at first"""
+    return sum(items[(a - first) // SLOT:(b - first) // SLOT]) * S / (b - a)
+
+
+def observe(run, gpu, c, tenants):
+    """A tenant alone, then beside a lease whose programs, one after the other, ask for sessions of kind observe, which take no turns, and compute in them."""
+    (load, percent), (_, rest) = c["tenants"]
+    start(run, gpu, [(load, percent)], "best-effort", tenants)
+    length, alone = int(c["seconds"] * S), now() + S + S // 10
+    thieves = alone + 3 * S + c["starts"][1] * S
+    tenants[0].tell(f"{now()} {alone} {thieves + length + S}")
+    time.sleep(max(0, alone + 3 * S - now()) / S)
+    run.site.change(tenants[0], percent, "fixed")
+    script = 'echo ready "$SLUICE_SOCKET"; read -r _; kind=$1; shift; while :; do env LD_PRELOAD="$kind" "$@" </dev/null; echo ended $?; sleep 1; done'
+    gang = Tenant(run.site, gpu, ["sh", "-c", script, "observe", run.site.kind2, run.site.thief, "endless"], rest, "fixed", "turns")
+    tenants.append(gang)
+    gang.ready(c["starts"][1])
+    time.sleep(max(0, thieves - now()) / S)
+    gang.tell("")
+    time.sleep(max(0, thieves + length - now()) / S)
+    said = shares(run, tenants)
+    stop([gang], 0)
+    tenants.remove(gang)
+    items = tenants[0].result((thieves + length - now()) / S + 20)["items"]
+    ended = [line.split() for line in iter(gang.lines.get, None)]
+    return {"alone": speed(items, alone, alone + S // 2, alone + 5 * S // 2), "robbed": speed(items, alone, thieves, thieves + length),
+            "computed": sum(w[0] == "ready" for w in ended), "tries": [w[1] for w in ended if w[0] == "ended"],
+            "refused": gang.complained(c["refusal"]), "overruns": gang.said(), "shares": [said]}
 
 
 def vgg(run, gpu, c, tenants):
@@ -364,7 +409,13 @@ def kills(times):
 def thefts(seconds=10):
     for load, programs in ("endless", 1), ("endless", 8), ("queued", 1), ("queued", 4):
         yield {"kind": "theft", "cell": f"{load}.{programs}", "policy": "fixed", "tenants": [("gemm", 90), ("gemm", 10)], "load": load,
-               "programs": programs, "seconds": seconds, "do": theft, "took": 2 * seconds + 50}
+               "programs": programs, "seconds": seconds, "honest": seconds, "starts": (15, 25), "do": theft, "took": 2 * seconds + 50}
+    yield {"kind": "theft", "cell": "kind", "policy": "fixed", "tenants": [("gemm", 90), ("gemm", 10)], "load": "kind", "seconds": seconds,
+           "starts": (0, 4), "refusal": "not allowed in a session of kind observe", "do": observe, "took": seconds + 12}
+    parts = 3
+    for part in range(parts):
+        yield {"kind": "theft", "cell": f"liar.{part + 1}", "policy": "fixed", "tenants": [("gemm", 85), ("gemm", 10), ("gemm", 5)], "load": "endless",
+               "programs": 1, "lies": (part, parts), "seconds": seconds, "honest": 4, "starts": (7, 7), "do": theft, "took": seconds + 29}
 
 
 def inference(batch, images, repeats):

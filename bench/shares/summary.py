@@ -234,18 +234,69 @@ def show_fixed(page, cells, alone):
 def show_theft(page, cells):
     """What a tenant was delivered beside one that keeps to its turns, and beside one that does not. The points that it lost by that are what was stolen."""
     cells = [c for c in cells if c["kind"] == "theft" and "robbed" in c]
+    show_thieves(page, [c for c in cells if "beside" in c and "told" not in c])
+    show_liars(page, [c for c in cells if "told" in c])
+    show_observers(page, [c for c in cells if "tries" in c])
+
+
+def show_thieves(page, cells):
     if not cells:
         return
     page.title("A tenant of 90 % beside programs of a lease of 10 % whose work outlasts their turns, over 10 s")
     rows = []
     for c in cells:
-        (load, percent), (_, rest) = c["tenants"]
-        beside, robbed = (100 * ratio_of(c[k], c["alone"]) for k in ("beside", "robbed"))
-        good = robbed >= ROBBED * percent and rest + beside - robbed <= rest + STOLEN
-        met = page.judge(f"theft.{c['cell']}", good, f"{load} of {percent} %: {robbed:.2f} % delivered beside thieves, {beside:.2f} % beside a tenant "
-                         f"that keeps to its turns; wanted {ROBBED * percent:.1f} %, and less than {STOLEN} points less")
-        rows.append([f"{c['programs']} x {c['load']}", c["gpu"], f"{beside:.2f}", f"{robbed:.2f}", f"{rest + beside - robbed:.2f}", met])
+        beside, robbed, stolen, good = stolen_in(c)
+        met = page.judge(f"theft.{c['cell']}", good, said_of(c, beside, robbed))
+        rows.append([f"{c['programs']} x {c['load']}", c["gpu"], f"{beside:.2f}", f"{robbed:.2f}", f"{stolen:.2f}", met])
     page.table(["programs", "GPU", "delivered beside an honest tenant, %", "beside thieves, %", "the thieves had, %", ""], rows)
+
+
+def stolen_in(c):
+    """(percent delivered beside an honest tenant, percent delivered beside thieves, percent that these had, whether that is within the bars)"""
+    (_, percent), (_, rest) = c["tenants"][:2]
+    beside, robbed = (100 * ratio_of(c[k], c["alone"]) for k in ("beside", "robbed"))
+    stolen = rest + beside - robbed
+    return beside, robbed, stolen, robbed >= ROBBED * percent and stolen <= rest + STOLEN
+
+
+def said_of(c, beside, robbed):
+    load, percent = c["tenants"][0]
+    return (f"{load} of {percent} %: {robbed:.2f} % delivered beside thieves, {beside:.2f} % beside a tenant "
+            f"that keeps to its turns; wanted {ROBBED * percent:.1f} %, and less than {STOLEN} points less")
+
+
+def show_liars(page, cells):
+    """The same with a session that was taken over. The thieves have overrun, or the lies had nothing to help; the tenant's own session has to go on."""
+    if not cells:
+        return
+    page.title("A tenant of 85 % beside a program of a lease of 10 % whose work outlasts its turns, while a session of a third lease writes lies into the schedule")
+    rows = []
+    for c in cells:
+        beside, robbed, stolen, good = stolen_in(c)
+        percent, after = c["tenants"][0][1], 100 * ratio_of(c["after"], c["alone"])
+        overruns = max(s["overruns"] for at in c["shares"] for s in at["of"][-1]["shares"] or [{"overruns": 0}])
+        good = good and overruns > 0 and c["went_on"] and after >= ROBBED * percent
+        met = page.judge(f"theft.{c['cell']}", good, f"{said_of(c, beside, robbed)}; {after:.2f} % after the liar; {overruns} overruns; "
+                         f"its session {'goes on' if c['went_on'] else 'has ended'}")
+        rows.append(["; ".join(c["told"]), c["gpu"], f"{beside:.2f}", f"{robbed:.2f}", f"{stolen:.2f}", f"{after:.2f}", met])
+    page.table(["lies, half a second each, again and again for 10 s", "GPU", "delivered beside an honest tenant, %", "beside thief and liar, %", "the thief had, %",
+                "delivered after both, %", ""], rows)
+
+
+def show_observers(page, cells):
+    """Programs in sessions of kind observe, each of which has to be refused."""
+    if not cells:
+        return
+    page.title("A tenant of 90 % beside programs of a lease of 10 % that ask for sessions of kind observe, which take no turns, and compute in them, over 10 s")
+    rows = []
+    for c in cells:
+        percent, robbed = c["tenants"][0][1], 100 * ratio_of(c["robbed"], c["alone"])
+        tries, failed = len(c["tries"]), sum(status != "0" for status in c["tries"])
+        good = robbed >= ROBBED * percent and not c["computed"] and 0 < tries == failed <= c["refused"]
+        met = page.judge(f"theft.{c['cell']}", good, f"{tries} programs, {c['refused']} times \"{c['refusal']}\", {c['computed']} of them computed; "
+                         f"{robbed:.2f} % delivered beside them, wanted {ROBBED * percent:.1f} %")
+        rows.append([tries, c["refused"], c["computed"], c["gpu"], f"{robbed:.2f}", met])
+    page.table(["programs", "refused", "computed", "GPU", "delivered beside them, %", ""], rows)
 
 
 def below(parts, floor):

@@ -155,6 +155,11 @@ class Tenant:
         with open(self.errors, encoding="utf-8", errors="replace") as f:
             return " / ".join(f.read().strip().splitlines()[-3:])[-400:]
 
+    def complained(self, words):
+        """how many of its errors have these words"""
+        with open(self.errors, encoding="utf-8", errors="replace") as f:
+            return sum(words in line for line in f)
+
     def next(self, seconds):
         try:
             line = self.lines.get(timeout=max(seconds, 0.001))
@@ -214,12 +219,33 @@ class Tenant:
         return json.loads(line)
 
 
-def stop(tenants):
-    """All of them gone, those that were done and those that were not."""
+def stop(tenants, patience=3):
+    """All of them gone, those that were done and those that were not, which have so many s to end by themselves."""
     for t in tenants:
         try:
             t.p.stdin.close()
         except BrokenPipeError:
             pass
     for t in tenants:
-        end(t.p, 3)
+        end(t.p, patience)
+
+
+class Lies:
+    """bench/liar, which tells one part of its lies in the name of the second of three tenants, about the first and the third."""
+
+    def __init__(self, site, gpu, part, tenants):
+        victim, own, thief = (t.lease for t in tenants)
+        self.p = spawn([site.liar, "--turns", os.path.join(site.dir, f"owner{gpu.index}", "run", "turns"), "--own", own, "--thief", thief, "--victim", victim,
+                        "--part", str(part[0]), "--parts", str(part[1])], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        told = self.p.stdout.readline()
+        if not told:
+            raise Failed(f"the liar ended with {self.p.wait()}, see cells-*.err")
+        self.told = json.loads(told)
+
+    def end(self):
+        """no more lies; answers which were told"""
+        self.p.stdin.close()
+        end(self.p, 3)
+        if self.p.returncode:
+            raise Failed(f"the liar ended with {self.p.returncode}, see cells-*.err")
+        return self.told

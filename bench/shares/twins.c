@@ -23,3 +23,11 @@ SIM_KERNEL(_Z6k_fillPfmj, SIM_PARAMS(8, 8, 4))
 {
 	sim_cost_ns(50000);
 }
+
+/* An hour is for ever. */
+SIM_KERNEL(_Z6k_spinyPf, SIM_PARAMS(8, 8))
+{
+	uint64_t ns = SIM_ARG(0, uint64_t);
+
+	sim_cost_ns(ns ? ns : 3600000000000);
+}

@@ -2,7 +2,10 @@ package turnstest
 
 import (
 	"bytes"
+	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -52,6 +55,8 @@ const (
 	StateToken   Word = 64
 )
 
+const clockMachine = 1 // in StateClock
+
 const (
 	pageSize     = 4096
 	policyRecord = 96
@@ -64,26 +69,60 @@ const (
 // NewLiar maps the files of a schedule until the test ends.
 func NewLiar(t testing.TB, s *turns.Schedule) *Liar {
 	t.Helper()
-	policy, state := s.Files()
-	return MapLiar(t, policy, state)
+	l, err := mapLiar(s.Files())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.Close)
+	return l
 }
 
-// MapLiar is NewLiar for the two files by themselves.
-func MapLiar(t testing.TB, policy, state *os.File) *Liar {
-	t.Helper()
+// OpenLiar maps the files of the only schedule in a directory, as the daemon's run_dir has one, for as long as the process lives.
+func OpenLiar(dir string) (*Liar, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.state"))
+	if err != nil {
+		return nil, err
+	}
+	if len(files) != 1 {
+		return nil, fmt.Errorf("%s has the schedules %v, want one", dir, files)
+	}
+	state, err := os.OpenFile(files[0], os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer state.Close()
+	policy, err := os.Open(strings.TrimSuffix(files[0], "state") + "policy")
+	if err != nil {
+		return nil, err
+	}
+	defer policy.Close()
+	return mapLiar(policy, state)
+}
+
+func mapLiar(policy, state *os.File) (*Liar, error) {
 	l := &Liar{}
 	var err error
 	if l.policy, err = unix.Mmap(int(policy.Fd()), 0, policySize, unix.PROT_READ, unix.MAP_SHARED); err != nil {
-		t.Fatal(err)
+		return nil, fmt.Errorf("map %s: %w", policy.Name(), err)
 	}
 	if l.state, err = unix.Mmap(int(state.Fd()), 0, stateSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		t.Fatal(err)
+		return nil, fmt.Errorf("map %s: %w", state.Name(), err)
 	}
-	t.Cleanup(func() {
-		_ = unix.Munmap(l.policy)
-		_ = unix.Munmap(l.state)
-	})
-	return l
+	return l, nil
+}
+
+// Close unmaps the files.
+func (l *Liar) Close() {
+	_ = unix.Munmap(l.policy)
+	_ = unix.Munmap(l.state)
+}
+
+// Now is the time by the clock of the schedule's sessions, ns: the machine's, or a simulated one.
+func (l *Liar) Now() int64 {
+	if l.Head(StateClock).Load() == clockMachine {
+		return turns.Monotonic{}.Now()
+	}
+	return int64(l.Head(StateNow).Load())
 }
 
 func word(mem []byte, at int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&mem[at])) }
