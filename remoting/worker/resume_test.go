@@ -525,7 +525,7 @@ func accountedSession(t *testing.T) (*session, *account.Session, *account.File) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := account.FromFD(fd)
+	file, err := account.FromFD(fd, []uint64{testMem})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -361,19 +361,28 @@ func (c *SessionConfig) giveStore(st *control.Start, fds []int) error {
 }
 
 // openAccount opens the session's slot of its lease's account, and the part of the lease that it belongs to, if it does. fds begin with theirs.
+// What bounds the session comes with START: another session of the lease can write anything into the files.
 func openAccount(st *control.Start, fds []int) (*account.Session, error) {
-	f, err := account.FromFD(fds[0])
+	var own []uint64
+	for _, d := range st.Snapshot.Devices {
+		own = append(own, d.TotalMem)
+	}
+	granted := own
+	if st.Part {
+		granted = st.Grants
+	}
+	f, err := account.FromFD(fds[0], granted)
 	if err != nil {
 		return nil, err
 	}
-	if f.Devices() != len(st.Snapshot.Devices) {
-		return nil, fmt.Errorf("account of %d devices, %d are given", f.Devices(), len(st.Snapshot.Devices))
+	if f.Devices() != len(own) {
+		return nil, fmt.Errorf("account of %d devices, %d are given", f.Devices(), len(own))
 	}
 	s, err := f.Session(st.Slot)
 	if err != nil || !st.Part {
 		return s, err
 	}
-	part, err := account.PartFromFD(fds[1])
+	part, err := account.PartFromFD(fds[1], own)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package workers
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -295,4 +296,71 @@ func TestProbeEndsWithDaemon(t *testing.T) {
 		st, err := process.Read(pid)
 		return err != nil || st.Ended()
 	})
+}
+
+// A session that was taken over writes other caps into the files of its lease and of its step. Those that come later are bounded as
+// before, those of the next daemon too.
+func TestCapIsTold(t *testing.T) {
+	dir := setup(t)
+	l := testLease("a", 0) // 256 MiB
+	three := &lease.Part{Step: 3, Percent: 10, Mem: 80 << 20}
+	p := newPool(t, dir, nil)
+	p.OnEnd(func(lease.Session, string) {})
+	if err := p.Share(l); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = p.open(t, l, nil)
+	_, _ = p.open(t, l, three)
+	for _, name := range []string{accountName, partPrefix + "3"} {
+		f, err := os.OpenFile(filepath.Join(p.cfg.Dir, l.ID, name), os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The first cap of both files: account/file.go, account/part.go.
+		if _, err := f.WriteAt(binary.LittleEndian.AppendUint64(nil, 1<<40), 32); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+	}
+	bounded := func(p *Pool) {
+		t.Helper()
+		// Two contexts of 64 MiB are there, and a third one comes: 64 MiB are left.
+		whole, c := p.open(t, l, nil)
+		if err := c.alloc(66 << 20); err == nil {
+			t.Error("a session has more than its lease")
+		}
+		if err := c.alloc(32 << 20); err != nil {
+			t.Errorf("a session has less than its lease: %v", err)
+		}
+		if u := p.Use(l.ID); u[0].Granted != 256<<20 {
+			t.Errorf("%+v", u)
+		}
+		kill(t, p, whole)
+	}
+	bounded(p)
+	q := newPool(t, dir, nil)
+	q.OnEnd(func(lease.Session, string) {})
+	if err := q.Share(l); err != nil {
+		t.Fatal(err)
+	}
+	bounded(q)
+	roomy, c := q.open(t, l, &lease.Part{Step: 4, Percent: 10, Mem: 200 << 20})
+	if err := c.alloc(66 << 20); err == nil {
+		t.Error("a session of a part has more than its lease")
+	}
+	kill(t, q, roomy)
+	// The step has 80 MiB and a context already.
+	cc, w := pair(t)
+	r := request("a")
+	r.Part = three
+	if _, err := q.Start(t.Context(), l, r, w, gpus(0)); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := cc.hello(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cc.activate(0); err == nil {
+		t.Error("a session has more than its part")
+	}
 }

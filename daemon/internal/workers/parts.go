@@ -218,7 +218,7 @@ func (p *Pool) adoptPart(l *leased, s *session) {
 	}
 	x := l.parts[q.Step]
 	if x == nil {
-		file, err := account.OpenPart(p.partPath(l.id, q.Step))
+		file, err := account.OpenPart(p.partPath(l.id, q.Step), []uint64{q.Mem})
 		if err != nil {
 			p.log.Error("a step's part of a lease: its debts are not known", "lease", l.id, "error", err)
 			return

@@ -25,6 +25,9 @@ import (
 type leaseRecord struct {
 	Version int      `json:"version"`
 	GPUs    []string `json:"gpus"` // in the order of the account
+	// Caps is what the lease grants of each, in bytes: what reports say, since any session of the lease can write into the account. Releases
+	// before this one wrote none, and then reports say what is in the account.
+	Caps []uint64 `json:"caps,omitempty"`
 }
 
 const recordVersion = 1
@@ -48,27 +51,30 @@ func (p *Pool) openLease(l lease.Lease) (*leased, error) {
 		return nil, err
 	}
 	a := &leased{id: l.ID, sessions: map[*session]bool{}, parts: map[uint32]*part{}, broker: exchange.NewBroker(p.log.With("lease", l.ID))}
-	var caps []uint64
+	caps := capsOf(l)
 	for _, g := range l.Grants {
 		a.gpus = append(a.gpus, g.GPU)
-		caps = append(caps, g.Mem)
 	}
-	if err := writeFile(filepath.Join(dir, "lease"), leaseRecord{recordVersion, a.gpus}); err != nil {
+	if err := writeFile(filepath.Join(dir, "lease"), leaseRecord{recordVersion, a.gpus, caps}); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(dir, accountName)
 	var err error
 	if a.file, err = account.Create(path, caps); errors.Is(err, os.ErrExist) {
-		a.file, err = account.Open(path)
+		a.file, err = account.Open(path, caps)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if a.file.Devices() != len(caps) {
-		a.file.Close()
-		return nil, fmt.Errorf("%s is for %d GPUs, and the lease has %d", path, a.file.Devices(), len(caps))
-	}
 	return a, nil
+}
+
+// capsOf is what a lease grants of each of its GPUs, in bytes.
+func capsOf(l lease.Lease) (caps []uint64) {
+	for _, g := range l.Grants {
+		caps = append(caps, g.Mem)
+	}
+	return caps
 }
 
 // sessionRecord is a session's record: what the next daemon needs to find the session.
@@ -194,7 +200,7 @@ func (p *Pool) adoptLease(id string) (*leased, error) {
 		l.ending = true
 		return l, nil
 	}
-	if l.file, err = account.Open(filepath.Join(dir, accountName)); err != nil {
+	if l.file, err = account.Open(filepath.Join(dir, accountName), r.Caps); err != nil {
 		return nil, err
 	}
 	if l.file.Devices() != len(r.GPUs) {

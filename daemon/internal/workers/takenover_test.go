@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
 )
 
@@ -125,15 +126,20 @@ func TestTakenOver(t *testing.T) {
 	if err := os.Chown(file, testUID, testUID); err != nil {
 		t.Fatal(err)
 	}
-	if out := takeOverSession(t, dir, file, sandbox.On); out != "" {
-		t.Errorf("a session in a sandbox could\n%s", out)
+	l := testLease("e", 0)
+	ofRoot := testLease("d", 0) // it runs as the user that owns the file
+	ofRoot.Request.UID, ofRoot.Request.GID = 0, 0
+	for _, l := range []lease.Lease{l, ofRoot} {
+		if out := takeOverSession(t, dir, file, l, sandbox.On); out != "" {
+			t.Errorf("a session of user %d in a sandbox could\n%s", l.Request.UID, out)
+		}
 	}
 	if b, err := os.ReadFile(file); err != nil || string(b) != "text" {
 		t.Errorf("the user's file: %q, %v", b, err)
 	}
 	// Without, it can do what its user can. That shows that the tries above are ones.
-	out := takeOverSession(t, dir, file, sandbox.Off)
-	for _, what := range []string{"list /home", "read the user's file", "make an internet socket", "make a Unix socket", "semaphores", "watch files"} {
+	out := takeOverSession(t, dir, file, l, sandbox.Off)
+	for _, what := range []string{"list /home", "read the user's file", "change the times of the user's file, its name at a multiple of 4 GiB", "make an internet socket", "make a Unix socket", "semaphores", "watch files"} {
 		if !strings.Contains(out, what+": ") {
 			t.Errorf("a session without a sandbox could not %s:\n%s", what, out)
 		}
@@ -141,11 +147,11 @@ func TestTakenOver(t *testing.T) {
 }
 
 // takeOverSession returns what a session could do beyond computing.
-func takeOverSession(t *testing.T, dir, file string, mode sandbox.Mode) string {
+func takeOverSession(t *testing.T, dir, file string, l lease.Lease, mode sandbox.Mode) string {
 	t.Helper()
 	p := newPool(t, dir, func(c *Config) { c.Sandbox = mode })
 	c, w := pair(t)
-	s, err := p.Start(t.Context(), testLease("e", 0), request("e"), w, gpus(0))
+	s, err := p.Start(t.Context(), l, request(l.ID[:1]), w, gpus(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,6 +190,13 @@ func takenOver(args []string) {
 	const cwd = unix.AT_FDCWD
 	inet := make([]byte, 16)
 	binary.NativeEndian.PutUint16(inet, unix.AF_INET)
+	// A filter compares the halves of an address one by one.
+	const far = 7 << 32
+	if _, errno := x.call(unix.SYS_MMAP, far, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE, -1, 0); errno != 0 {
+		must(fmt.Errorf("memory at %#x: %w", int64(far), errno))
+	}
+	_, err := unix.PtracePokeData(pid, far, append([]byte(file), 0))
+	must(err)
 	tried := 0
 	for _, try := range []struct {
 		what string
@@ -215,6 +228,7 @@ func takenOver(args []string) {
 		{"give the user's file away", unix.SYS_CHOWN, []any{file, 0, 0}},
 		{"mark the user's file", unix.SYS_SETXATTR, []any{file, "user.x", "x", 1, 0}},
 		{"change the times of the user's file", unix.SYS_UTIMENSAT, []any{cwd, file, 0, 0}},
+		{"change the times of the user's file, its name at a multiple of 4 GiB", unix.SYS_UTIMENSAT, []any{cwd, far, 0, 0}},
 		{"remove the user's file", unix.SYS_UNLINK, []any{file}},
 		{"rename the user's file", unix.SYS_RENAME, []any{file, file + "2"}},
 		{"link the user's file", unix.SYS_LINK, []any{file, file + "2"}},

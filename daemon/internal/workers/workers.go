@@ -266,7 +266,7 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 		return lease.Session{}, err
 	}
 	if s.part != nil {
-		st.Part, st.Snapshot.Devices[0].TotalMem = true, s.part.Mem
+		st.Part, st.Grants, st.Snapshot.Devices[0].TotalMem = true, capsOf(l), s.part.Mem
 	}
 	if r.PID != 0 { // without a process id nobody could say that the client has ended
 		st.GraceMS = uint32(p.grace(l) / time.Millisecond)

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/owner"
+	"github.com/sluice-hpc/sluice/remoting/api"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
 	"github.com/sluice-hpc/sluice/remoting/worker/sandbox"
@@ -217,10 +219,22 @@ func (c *client) activate(dev uint32) error {
 	return c.ask(wire.OpCtxActivate, binary.LittleEndian.AppendUint32(nil, dev))
 }
 
+// alloc allocates bytes in the context of the first device, which is active.
+func (c *client) alloc(n uint64) error {
+	rows, err := api.Rows()
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(rows, func(r api.Row) bool { return r.Symbol == "cuMemAlloc_v2" })
+	return c.askIn(1, uint16(rows[i].Op), binary.LittleEndian.AppendUint64([]byte{1}, n))
+}
+
 // ask sends a call and waits for its reply.
-func (c *client) ask(op uint16, payload []byte) error {
+func (c *client) ask(op uint16, payload []byte) error { return c.askIn(0, op, payload) }
+
+func (c *client) askIn(ctx uint32, op uint16, payload []byte) error {
 	c.call++
-	h := wire.Request{Size: uint32(len(payload)), Op: op, Flags: wire.FlagWait, Call: c.call}
+	h := wire.Request{Size: uint32(len(payload)), Op: op, Flags: wire.FlagWait, Call: c.call, Ctx: ctx}
 	var b [wire.RequestSize]byte
 	h.Encode(&b)
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))

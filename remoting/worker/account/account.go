@@ -215,7 +215,7 @@ func (a *File) again(slot int) (*Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("account: %w", err)
 	}
-	f, err := FromFD(fd)
+	f, err := FromFD(fd, a.caps)
 	if err != nil {
 		return nil, err
 	}

@@ -149,7 +149,7 @@ func TestMain(m *testing.M) {
 func churn(args []string) {
 	slot, _ := strconv.Atoi(args[0])
 	n, _ := strconv.Atoi(args[1])
-	a, err := FromFD(3)
+	a, err := FromFD(3, nil)
 	if err != nil {
 		panic(err)
 	}
@@ -478,7 +478,12 @@ func TestFiles(t *testing.T) {
 	s.Overhead(1, 3<<20, false)
 	s.Release(1, 4<<20)
 	s.SetReason(strings.Repeat("why ", 99))
-	b, err := Open(path)
+	// What bounds a lease is not read from where its sessions can write it.
+	a.word(atCap + 8).Store(1 << 40)
+	if _, err := Open(path, []uint64{1 << 30}); err == nil || !strings.Contains(err.Error(), "for 2 devices, and the lease has 1") {
+		t.Errorf("an account of another lease: %v", err)
+	}
+	b, err := Open(path, []uint64{1 << 30, 2 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -498,13 +503,13 @@ func TestFiles(t *testing.T) {
 	if _, err := a.Use(0); !errors.Is(err, ErrFile) {
 		t.Errorf("a damaged file: %v", err)
 	}
-	if _, err := Open(path); !errors.Is(err, ErrFile) {
+	if _, err := Open(path, nil); !errors.Is(err, ErrFile) {
 		t.Errorf("a damaged file: %v", err)
 	}
 	if err := os.Chmod(path, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), "0600") {
+	if _, err := Open(path, nil); err == nil || !strings.Contains(err.Error(), "0600") {
 		t.Errorf("a file that others can read: %v", err)
 	}
 }
@@ -536,7 +541,7 @@ func FuzzFile(f *testing.F) {
 			t.Fatal(u, err)
 		}
 		if fd, err := unix.FcntlInt(a.f.Fd(), unix.F_DUPFD_CLOEXEC, 0); err == nil {
-			if c, err := FromFD(fd); err == nil {
+			if c, err := FromFD(fd, nil); err == nil {
 				c.Close()
 			}
 		}

@@ -66,7 +66,7 @@ func TestDebts(t *testing.T) {
 	if slot, err := a.Claim(Client{PID: 2, Name: "two"}, 0, 0); err != nil || slot != 0 || !a.DeniesLate(0, 0) {
 		t.Errorf("the next session, of slot %d, is late (%v)", slot, err)
 	}
-	again, err := Open(path)
+	again, err := Open(path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

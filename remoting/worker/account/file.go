@@ -44,6 +44,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -151,7 +152,7 @@ var (
 // File is an account that this process has mapped.
 type File struct {
 	mapping
-	caps []uint64 // as they were when it was opened
+	caps []uint64 // as whoever opened it was told
 }
 
 // Create makes the account file of a lease, mode 0600, with so many bytes of each
@@ -211,29 +212,32 @@ func format(f *os.File, caps []uint64) (*File, error) {
 	return a, nil
 }
 
-// Open opens the account file of a lease. It must belong to this process's user
-// and nobody else may be able to write it.
-func Open(path string) (*File, error) {
+// Open opens the account file of a lease, which grants so many bytes of each device. It must belong to this process's
+// user and nobody else may be able to write it.
+//
+// Every session of the lease can write the caps in the file, so they are not read from there. Without caps they are, for
+// one who was told none by a release before this one.
+func Open(path string, caps []uint64) (*File, error) {
 	f, err := openOwn(path)
 	if err != nil {
 		return nil, err
 	}
-	return attach(f)
+	return attach(f, caps)
 }
 
-// FromFD opens the account behind a descriptor that another process has passed,
+// FromFD is Open of the account behind a descriptor that another process has passed,
 // and closes that. The locks of the new one are its own.
-func FromFD(fd int) (*File, error) {
+func FromFD(fd int, caps []uint64) (*File, error) {
 	defer unix.Close(fd)
 	// A passed descriptor shares its locks with the sender; reopened, it does not.
 	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("account: reopen: %w", err)
 	}
-	return attach(f)
+	return attach(f, caps)
 }
 
-func attach(f *os.File) (*File, error) {
+func attach(f *os.File, caps []uint64) (*File, error) {
 	a := &File{}
 	if err := a.open(f, fileSize); err != nil {
 		return nil, err
@@ -243,8 +247,13 @@ func attach(f *os.File) (*File, error) {
 		a.Close()
 		return nil, fmt.Errorf("account: %s: %w", f.Name(), ErrFile)
 	}
-	for d := range int(n) {
+	a.caps = slices.Clone(caps)
+	for d := 0; len(caps) == 0 && d < int(n); d++ {
 		a.caps = append(a.caps, min(a.word(atCap+8*d).Load(), maxBytes))
+	}
+	if len(a.caps) != int(n) {
+		a.Close()
+		return nil, fmt.Errorf("account: %s: it is for %d devices, and the lease has %d", f.Name(), n, len(caps))
 	}
 	return a, nil
 }

@@ -5,7 +5,8 @@ package account
 // The sessions of a part have slots of the lease's account as all others have, so the lease's cap bounds them too. The part has a
 // file of one page beside the account, which its sessions map. It has the part's caps, what the part owes (package turns),
 // and which slots are the part's: the word of a slot is the life of the session that is in it, so that the next session there
-// does not belong to the part by mistake. The starter alone writes caps and slots.
+// does not belong to the part by mistake. The starter alone writes caps and slots; the caps are for workers of
+// earlier releases, all others are told them, since a session can write here what it likes.
 //
 //	   0 magic  8 version  16 devices
 //	  32 cap[16]  160 debt[16]  288 debited[16]  416 excused[16]  544 span[16]
@@ -14,6 +15,7 @@ package account
 import (
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/sluice-hpc/sluice/internal/safefile"
 )
@@ -70,19 +72,22 @@ func CreatePart(path string, caps []uint64) (*Part, error) {
 	return p, nil
 }
 
-// OpenPart opens the file of a part. It must belong to this process's user and nobody else may be able to write it.
-func OpenPart(path string) (*Part, error) {
+// OpenPart opens the file of a part that has so many bytes of each device. It must belong to this process's user and nobody else may be able
+// to write it.
+func OpenPart(path string, caps []uint64) (*Part, error) {
 	f, err := openOwn(path)
 	if err != nil {
 		return nil, err
 	}
-	return attachPart(f)
+	return attachPart(f, caps)
 }
 
-// PartFromFD opens the part behind a descriptor that another process has passed, which is the part's from then on.
-func PartFromFD(fd int) (*Part, error) { return attachPart(os.NewFile(uintptr(fd), "part")) }
+// PartFromFD is OpenPart of the part behind a descriptor that another process has passed, which is the part's from then on.
+func PartFromFD(fd int, caps []uint64) (*Part, error) {
+	return attachPart(os.NewFile(uintptr(fd), "part"), caps)
+}
 
-func attachPart(f *os.File) (*Part, error) {
+func attachPart(f *os.File, caps []uint64) (*Part, error) {
 	p := &Part{}
 	if err := p.open(f, partSize); err != nil {
 		return nil, err
@@ -92,9 +97,11 @@ func attachPart(f *os.File) (*Part, error) {
 		p.Close()
 		return nil, fmt.Errorf("account: %s: %w", f.Name(), ErrFile)
 	}
-	for d := range int(n) {
-		p.caps = append(p.caps, min(p.word(partCap+8*d).Load(), maxBytes))
+	if len(caps) != int(n) {
+		p.Close()
+		return nil, fmt.Errorf("account: %s: it is for %d devices, and the part has %d", f.Name(), n, len(caps))
 	}
+	p.caps = slices.Clone(caps)
 	return p, nil
 }
 

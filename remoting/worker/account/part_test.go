@@ -35,6 +35,10 @@ func (r *partRig) part(name string, mib uint64) {
 // session opens a session of a part, "" for none.
 func (r *partRig) session(part string) *Session {
 	r.t.Helper()
+	var caps []uint64
+	if p := r.parts[part]; p != nil {
+		caps = p.caps
+	}
 	slot, err := r.f.Claim(Client{PID: 1}, 0, int64(r.f.high()+1))
 	if err != nil {
 		r.t.Fatal(err)
@@ -48,7 +52,7 @@ func (r *partRig) session(part string) *Session {
 	s, err := r.f.again(slot)
 	if err == nil && p != nil {
 		var own *Part // as another process opens it
-		if own, err = OpenPart(filepath.Join(r.dir, part)); err == nil {
+		if own, err = OpenPart(filepath.Join(r.dir, part), caps); err == nil {
 			err = s.Join(own)
 		}
 	}
@@ -63,6 +67,7 @@ func TestPartCaps(t *testing.T) {
 	r := newPartRig(t, 100)
 	r.part("a", 20)
 	r.part("b", 70)
+	r.parts["a"].word(partCap).Store(1 << 40) // any session of the part can write that
 	a1, a2, b, all := r.session("a"), r.session("a"), r.session("b"), r.session("")
 	if !a1.Reserve(0, 12<<20) || a2.Reserve(0, 10<<20) || !a2.Reserve(0, 8<<20) || a1.Reserve(0, Granule) {
 		t.Error("the part has 20 MiB, not more and not less")

@@ -154,8 +154,10 @@ type Start struct {
 	ContentLimit    int64 `json:",omitempty"`
 	ContentTotal    int64 `json:",omitempty"`
 	ContentKeepFree int64 `json:",omitempty"`
-	// Part says that the session is of a part of the lease. The part's file comes behind the account.
-	Part bool `json:",omitempty"`
+	// Part says that the session is of a part of the lease. The part's file comes behind the account. TotalMem is what the part has,
+	// and Grants what the lease grants of each device, in bytes; a daemon of an earlier release does not say the latter.
+	Part   bool     `json:",omitempty"`
+	Grants []uint64 `json:",omitempty"`
 	// SharedDir says that the lease's directory for /dev/shm comes next.
 	SharedDir bool `json:",omitempty"`
 	// HostMemory is the host memory in bytes that the session must end beyond, 0 where a

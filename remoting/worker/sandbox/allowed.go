@@ -40,11 +40,12 @@ var Allowed = []string{
 	"timerfd_create", "timerfd_settime", "timerfd_gettime", "setitimer", "getitimer", "alarm", "uname", "sysinfo", "getrandom",
 }
 
-// An argument describes what an argument of a system call may be. The kernel reads its lower 32 bits only.
+// An argument describes what an argument of a system call may be. Of a number the kernel reads the lower 32 bits only.
 type argument struct {
-	n    uint32
-	mask uint32 // 0 for all bits
-	is   []uint32
+	n       uint32
+	mask    uint32 // 0 for all bits
+	is      []uint32
+	pointer bool // the kernel reads all 64 bits, of which the upper ones must be 0
 }
 
 // judged are the system calls that a session in a sandbox may make with certain arguments only: those with one that is listed,
@@ -95,7 +96,7 @@ func byArgument(mode Mode, pid uint32) []judged {
 		{name: "prlimit64", arg: argument{n: 0, is: []uint32{0, pid}}},
 		{name: "sched_setaffinity", arg: argument{n: 0, is: []uint32{0}}},
 		{name: "move_pages", arg: argument{n: 0, is: []uint32{0, pid}}},
-		{name: "utimensat", arg: argument{n: 1, is: []uint32{0}}}, // no name: an open file's
+		{name: "utimensat", arg: argument{n: 1, is: []uint32{0}, pointer: true}}, // no name: an open file's
 	}
 }
 
@@ -147,7 +148,7 @@ func confine(mode Mode, native *arch.Info) ([]bpf.Instruction, error) {
 	return append(prog, ret(other)), err
 }
 
-// judge returns action for a call with a listed argument, or, with not, for one with any other. The number is loaded before it and
+// judge returns action for a call with a listed argument, or, with not, for one with any other; a pointer is never judged with not. The number is loaded before it and
 // after it.
 func judge(nr uint32, a argument, action uint32, not bool) []bpf.Instruction {
 	body := []bpf.Instruction{bpf.LoadAbsolute{Off: 16 + 8*a.n, Size: 4}} // the lower half of seccomp_data.args
@@ -167,6 +168,10 @@ func judge(nr uint32, a argument, action uint32, not bool) []bpf.Instruction {
 		last := body[len(body)-1].(bpf.JumpIf)
 		last.SkipFalse = 1
 		body[len(body)-1] = last
+	}
+	if a.pointer {
+		high := bpf.LoadAbsolute{Off: 20 + 8*a.n, Size: 4}
+		body = append([]bpf.Instruction{high, bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipFalse: uint8(len(body) + 1)}}, body...)
 	}
 	body = append(body, ret(action), reload)
 	return append([]bpf.Instruction{bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: nr, SkipTrue: uint8(len(body))}}, body...)

@@ -153,6 +153,9 @@ func TestFilters(t *testing.T) {
 		seen[name] = true
 	}
 	for _, j := range byArgument(On, 1) {
+		if j.arg.pointer && (j.not || j.arg.mask != 0) {
+			t.Errorf("%s: a pointer is compared as a number", j.name)
+		}
 		if seen[j.name] || slices.Contains(Refused, j.name) {
 			t.Errorf("%s depends on an argument and is in a list", j.name)
 		}
@@ -204,6 +207,7 @@ func TestConfine(t *testing.T) {
 		{"the own limits", unix.SYS_PRLIMIT64, []uint64{0}, allow, allow},
 		{"times of an open file", unix.SYS_UTIMENSAT, []uint64{3, 0}, allow, allow},
 		{"times of a name", unix.SYS_UTIMENSAT, []uint64{3, 0x7fff12345678}, eperm, notify},
+		{"times of a name whose address has no lower bits", unix.SYS_UTIMENSAT, []uint64{3, high}, eperm, notify},
 	} {
 		for mode, want := range map[Mode]uint32{On: c.on, Auto: c.on, Log: c.log} {
 			if got := answer(t, mode, c.nr, c.args); got != want {
