@@ -55,7 +55,7 @@ func Forms(rows []Row, t *WireTable) ([]Form, error) {
 		}
 	}
 	for _, m := range t.Messages {
-		if !used[m.Name] {
+		if !used[m.Name] && !m.Packet {
 			add("message "+m.Name, t.messageForm(m.Name, used), -1)
 		}
 	}

@@ -97,7 +97,7 @@ func wireC(t *WireTable) []byte {
 	p.f("#define SL_NCONTROLS %d /* control operations have numbers from SL_OP_CONTROL to below SL_OP_CONTROL + this */\n\n", controls(t))
 	p.f("/* Messages, as they lie on the wire. */\n")
 	for _, m := range ordered(t) {
-		if len(m.Fields) == 0 {
+		if len(m.Fields) == 0 || m.Packet {
 			continue
 		}
 		p.f("struct wire_%s {\n", strings.ToLower(m.Name))
