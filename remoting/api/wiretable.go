@@ -22,7 +22,7 @@ type WireTable struct {
 
 // Item is a named number or text; see wire.tbl for its kinds.
 type Item struct {
-	Kind  string // const, limit, session, feature, status, frame, handle or op
+	Kind  string // const, choice, limit, session, feature, status, frame, handle or op
 	Name  string
 	Value string // as the table has it: a number or a quoted string
 	Num   uint64 // of a number; of -2 its two's complement
@@ -56,7 +56,7 @@ type Field struct {
 }
 
 var (
-	itemKinds = []string{"const", "limit", "session", "feature", "status", "frame", "handle", "op"}
+	itemKinds = []string{"const", "choice", "limit", "session", "feature", "status", "frame", "handle", "op"}
 	scalar    = map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "u64": 8}
 
 	upperName = regexp.MustCompile(`^[A-Z][A-Z0-9]*(_[A-Z0-9]+)*$`)
@@ -126,7 +126,7 @@ func (t *WireTable) row(s string) (open int, err error) {
 		return -1, err
 	}
 	for _, o := range t.Items {
-		if o.Kind == kind && (o.Name == name || kind != "const" && kind != "limit" && o.Num == it.Num) {
+		if o.Kind == kind && (o.Name == name || kind != "const" && kind != "choice" && kind != "limit" && o.Num == it.Num) {
 			return -1, fmt.Errorf("%s %s: its name or number is that of %s", kind, name, o.Name)
 		}
 	}
@@ -314,10 +314,13 @@ func (t *WireTable) Message(name string) *Message {
 	return nil
 }
 
-// canonical is what the fingerprint covers: everything but meanings, comments and packets.
+// canonical is what the fingerprint covers: everything but meanings, comments, choices and packets.
 func (t *WireTable) canonical() []byte {
 	var p printer
 	for _, i := range t.Items {
+		if i.Kind == "choice" {
+			continue
+		}
 		p.f("%s %s %s %s\n", i.Kind, i.Name, i.Value, i.Send)
 	}
 	for _, m := range t.Messages {

@@ -86,6 +86,8 @@ func TestFingerprintCoversTheWire(t *testing.T) {
 		{"frame | HOST | 11", "frame | HOST | 13", false},
 		{"0xF00D oneway", "0xF00D wait", false},
 		{"copies to a box", "copies to a corner", true},
+		{"choice | BULK_ASK_LEAST | 8 MiB", "choice | BULK_ASK_LEAST | 9 MiB", true},
+		{"	u32 | slot | number of the exporter", "	u64 | slot | number of the exporter", true},
 	} {
 		text := strings.Replace(string(wireSource), c.from, c.to, 1)
 		if text == string(wireSource) {
@@ -209,7 +211,7 @@ func TestTypedWireIsFound(t *testing.T) {
 		"#define OP_OBSERVE 0xf00e", "if (magic != 0x4c43574cu)", "	if m != 0x4C43574C {", `memcpy(h, "SLUICE-L", 8);`, `copy(b, "SLUICE\r\n")`,
 		"#define MAX_WELCOME (1u << 20)", "#define WELCOME_MAX (1u << 20)", "	MaxPayload = 16 << 20", "const MaxImage = 2 << 30",
 		"	KindStream = 2", "#define NV_MAX_DEVICES 64", "#define SL_MAX_DEVICES 16", "#define MAX_IMAGE ((uint64_t)8 << 30)",
-		"#define FRAME_REPLY 1", "	SL_FEATURE_SHM = 1,", "#define SL_SHM_RING (4u << 20)", "	StatusBusy = 6",
+		"#define FRAME_REPLY 1", "	SL_FEATURE_SHM = 1,", "#define SL_SHM_RING (4u << 20)", "#define SL_BULK_ASK_LEAST (8u << 20)", "	bulkDownLeast = 4 << 20", "	StatusBusy = 6",
 	} {
 		if len(w.in(src)) == 0 {
 			t.Errorf("not found: %s", src)

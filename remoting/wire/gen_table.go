@@ -278,6 +278,14 @@ const (
 	SpanLost = 14
 )
 
+// Numbers by which one side decides something; the other need not know them.
+const (
+	// BulkAskLeast: the smallest copy, in bytes, for which a client has bulk connections made, and the smallest to the device that it sends over them. Making connections, each with a thread, is for copies that take a while.
+	BulkAskLeast = 8388608
+	// BulkDownLeast: the smallest delivery, in bytes, that a worker sends over bulk connections from the device. Less than BULK_ASK_LEAST, because the connections are there by then.
+	BulkDownLeast = 4194304
+)
+
 // Limits; bytes unless the meaning says otherwise.
 const (
 	// MaxPayload: payload of a frame.
