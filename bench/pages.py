@@ -12,7 +12,7 @@ A figure that was measured stands in a block:
     what that command prints
     <!-- end -->
 
-Outside of blocks a page has no times, rates and ratios but those in constants.txt: limits, defaults and lengths that are
+Every raw log begins with the line that rawlog.py prints. Outside of blocks a page has no times, rates and ratios but those in constants.txt: limits, defaults and lengths that are
 decided and not measured. A log is old if remoting/client, remoting/worker or remoting/wire changed since its commit by
 more than comments and tests. That needs the history; where git does not have it, as in a shallow clone, a line says so.
 """
@@ -72,6 +72,12 @@ def constants():
     return known
 
 
+def logs():
+    """All raw logs: what lies in bench/logs, and the logs of tests in test, as units.log.bookworm."""
+    measured = (p for p in (ROOT / "bench/logs").rglob("*") if p.is_file())
+    return [*sorted(measured), *sorted(p for p in (ROOT / "test").rglob("*") if p.is_file() and ".log" in p.suffixes)]
+
+
 def check():
     bad, known = 0, constants()
     for path in pages():
@@ -94,7 +100,7 @@ def check():
     for page in known:
         bad += 1
         print(f"pages: bench/constants.txt: there is no {page}")
-    for log in sorted(p for p in (ROOT / "bench/logs").rglob("*") if p.is_file()):
+    for log in logs():
         if not rawlog.headers(log):
             bad += 1
             print(f"pages: {name(log)} does not begin with the line that bench/rawlog.py prints")

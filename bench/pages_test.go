@@ -114,6 +114,15 @@ func TestPagesJudged(t *testing.T) {
 	b.write("bench/constants.txt", "README.md: 5 ms\n")
 	b.write("bench/logs/a/other.txt", "it took 8 us\n")
 	b.refuses("bench/logs/a/other.txt does not begin with the line")
+	b.write("bench/logs/a/other.txt", b.header("unknown"))
+	for _, name := range []string{"test/releases.log", "test/vm/units.log.bookworm"} {
+		b.write(name, "\n"+b.header("unknown"))
+		b.refuses(name + " does not begin with the line")
+		b.write(name, b.header("unknown"))
+	}
+	if out, good := b.pages("--check"); !good {
+		t.Errorf("every log has its line now, and it says %q", out)
+	}
 }
 
 func TestPagesOld(t *testing.T) {

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs programs with the shim of one commit and the worker of another, both ways round.
+# Runs programs with the shim of one commit and the worker of another, both ways round. What it prints is a raw log.
 #
 #   test/releases.sh COMMIT [PROGRAM...]
 #
@@ -27,6 +27,7 @@ if [ ${#programs[@]} = 0 ]; then
 		[ ! -x "build/test/cuda-11.8/$n" ] || programs+=("$n")
 	done
 fi
+bench/rawlog.py gpu=simulated driver=none
 dir=$(mktemp -d)
 worker=
 trap 'kill $worker 2>/dev/null || :; wait; rm -rf "$dir"' EXIT

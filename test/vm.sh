@@ -216,10 +216,11 @@ run() {
 	exit "${status:-124}"
 }
 
-# told LOG NAME COMMAND...: the command, with what it says in LOG.NAME, and its lines that begin with @.
+# told LOG NAME COMMAND...: the command, with what it says in LOG.NAME below the line of raw logs, and its lines that begin with @.
 told() {
 	local began=$SECONDS rc=0
-	("${@:3}") >"$1.$2" 2>&1 || rc=$?
+	"$repo/bench/rawlog.py" gpu=simulated driver=none >"$1.$2"
+	("${@:3}") >>"$1.$2" 2>&1 || rc=$?
 	grep '^@' "$1.$2" || true
 	echo "vm: $2: status $rc after $((SECONDS - began)) s, all of it in $1.$2"
 	return "$rc"

@@ -29,7 +29,7 @@ func sum32(s string) uint32 {
 	return binary.LittleEndian.Uint32(h[:])
 }
 
-// Forms are the forms of all operations, and of all numbers and messages that a session needs whatever it does. A message that
+// Forms are the forms of all operations, and of all numbers and messages that a session needs whatever it does, which choices and packets are not. A message that
 // only operations have is part of their forms, and so are the constants that number the values of one of their fields, which the
 // field names as "by PREFIX".
 func Forms(rows []Row, t *WireTable) ([]Form, error) {
@@ -50,12 +50,12 @@ func Forms(rows []Row, t *WireTable) ([]Form, error) {
 		}
 	}
 	for _, i := range t.Items {
-		if i.Kind != "op" && !used[i.Kind+" "+i.Name] {
+		if i.Kind != "op" && i.Kind != "choice" && !used[i.Kind+" "+i.Name] {
 			add(i.Kind+" "+i.Name, i.Value, -1)
 		}
 	}
 	for _, m := range t.Messages {
-		if !used[m.Name] {
+		if !used[m.Name] && !m.Packet {
 			add("message "+m.Name, t.messageForm(m.Name, used), -1)
 		}
 	}

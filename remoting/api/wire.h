@@ -141,6 +141,10 @@
 #define SL_SPAN_NAME 13
 #define SL_SPAN_LOST 14
 
+/* Numbers by which one side decides something; the other need not know them. */
+#define SL_BULK_ASK_LEAST 8388608
+#define SL_BULK_DOWN_LEAST 4194304
+
 /* Limits; bytes unless the meaning says otherwise. */
 #define SL_MAX_PAYLOAD 16777216
 #define SL_MAX_COPY_IN 4194304

@@ -22,7 +22,7 @@ type WireTable struct {
 
 // Item is a named number or text; see wire.tbl for its kinds.
 type Item struct {
-	Kind  string // const, limit, session, feature, status, frame, handle or op
+	Kind  string // const, choice, limit, session, feature, status, frame, handle or op
 	Name  string
 	Value string // as the table has it: a number or a quoted string
 	Num   uint64 // of a number; of -2 its two's complement
@@ -37,6 +37,7 @@ func (i *Item) IsText() bool { return strings.HasPrefix(i.Value, `"`) }
 type Message struct {
 	Name   string
 	Head   bool // begins a connection or a frame
+	Packet bool // between processes of one machine, see wire.tbl
 	Doc    string
 	Fields []Field
 	Rest   []Field // what follows the fixed size, for documentation alone
@@ -55,7 +56,7 @@ type Field struct {
 }
 
 var (
-	itemKinds = []string{"const", "limit", "session", "feature", "status", "frame", "handle", "op"}
+	itemKinds = []string{"const", "choice", "limit", "session", "feature", "status", "frame", "handle", "op"}
 	scalar    = map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "u64": 8}
 
 	upperName = regexp.MustCompile(`^[A-Z][A-Z0-9]*(_[A-Z0-9]+)*$`)
@@ -101,11 +102,15 @@ func (t *WireTable) row(s string) (open int, err error) {
 	if !upperName.MatchString(name) {
 		return -1, fmt.Errorf("name %q: want capitals, digits and underscores", name)
 	}
-	if kind == "head" || kind == "record" {
+	if kind == "head" || kind == "record" || kind == "packet" {
 		if value != "" {
 			return -1, fmt.Errorf("%s: a %s has no value", name, kind)
 		}
-		return t.message(name, kind == "head", doc)
+		open, err := t.message(name, doc)
+		if err == nil {
+			t.Messages[open].Head, t.Messages[open].Packet = kind == "head", kind == "packet"
+		}
+		return open, err
 	}
 	if !slices.Contains(itemKinds, kind) {
 		return -1, fmt.Errorf("kind %q", kind)
@@ -121,22 +126,22 @@ func (t *WireTable) row(s string) (open int, err error) {
 		return -1, err
 	}
 	for _, o := range t.Items {
-		if o.Kind == kind && (o.Name == name || kind != "const" && kind != "limit" && o.Num == it.Num) {
+		if o.Kind == kind && (o.Name == name || kind != "const" && kind != "choice" && kind != "limit" && o.Num == it.Num) {
 			return -1, fmt.Errorf("%s %s: its name or number is that of %s", kind, name, o.Name)
 		}
 	}
 	t.Items = append(t.Items, it)
 	if kind == "op" {
-		return t.message(name, false, doc)
+		return t.message(name, doc)
 	}
 	return -1, nil
 }
 
-func (t *WireTable) message(name string, head bool, doc string) (int, error) {
+func (t *WireTable) message(name, doc string) (int, error) {
 	if t.Message(name) != nil {
 		return -1, fmt.Errorf("message %s stands twice", name)
 	}
-	t.Messages = append(t.Messages, Message{Name: name, Head: head, Doc: doc})
+	t.Messages = append(t.Messages, Message{Name: name, Doc: doc})
 	return len(t.Messages) - 1, nil
 }
 
@@ -183,7 +188,7 @@ func (t *WireTable) field(s string, open int, reply *bool) error {
 		s = s[1:]
 	}
 	if dir == '<' && !*reply {
-		if _, err := t.message(m.Name+"_REPLY", false, "the reply to "+m.Name); err != nil {
+		if _, err := t.message(m.Name+"_REPLY", "the reply to "+m.Name); err != nil {
 			return err
 		}
 		*reply = true
@@ -269,7 +274,7 @@ func (t *WireTable) layout() error {
 			}
 			if upperName.MatchString(f.Type) {
 				r := t.Message(f.Type)
-				if r == nil || r.Head || len(r.Rest) > 0 || f.List {
+				if r == nil || r.Head || r.Packet && !m.Packet || len(r.Rest) > 0 || f.List {
 					return fmt.Errorf("%w: %s: %s is no record of fixed size", ErrTable, m.Name, f.Type)
 				}
 				if err := size(r); err != nil {
@@ -309,13 +314,19 @@ func (t *WireTable) Message(name string) *Message {
 	return nil
 }
 
-// canonical is what the fingerprint covers: everything but meanings and comments.
+// canonical is what the fingerprint covers: everything but meanings, comments, choices and packets.
 func (t *WireTable) canonical() []byte {
 	var p printer
 	for _, i := range t.Items {
+		if i.Kind == "choice" {
+			continue
+		}
 		p.f("%s %s %s %s\n", i.Kind, i.Name, i.Value, i.Send)
 	}
 	for _, m := range t.Messages {
+		if m.Packet {
+			continue
+		}
 		p.f("%s %d\n", m.Name, m.Size)
 		for _, f := range append(slices.Clone(m.Fields), m.Rest...) {
 			p.f(" %s %d %s %d\n", f.Type, f.N, f.Name, f.At)

@@ -243,7 +243,7 @@ void sl_bulk_download(const sl_buf *head, uint64_t n)
 {
 	uint32_t ctx;
 
-	if (n >= SL_BULK_LEAST)
+	if (n >= SL_BULK_ASK_LEAST)
 		sl_bulk_ready(sl_peer_route(head, &ctx), SL_BULK_TO_CLIENT);
 }
 

@@ -22,8 +22,6 @@
 #include "futex.h"
 #include "wire.h"
 
-#define SL_BULK_LEAST (8u << 20)	/* the smallest copy, in bytes, that goes by bulk connections */
-
 struct sl_bulk_job;
 struct sl_copy_in;
 struct sl_peer;

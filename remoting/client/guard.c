@@ -17,6 +17,7 @@
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
 
+/* The driver reserves and maps device memory in such granules, and the kernel has huge pages of that size. */
 #define GRANULE ((uint64_t)2 << 20)
 /* The kernel gives no user addresses beyond this. */
 #define TOP ((uint64_t)1 << 47)
@@ -132,13 +133,12 @@ bool sl_guard_taken(uint64_t p, size_t n)
  */
 #define PLACE_LO ((uint64_t)0x680000000000)
 #define PLACE_HI ((uint64_t)0x6c0000000000)
-#define PLACE_GRANULE ((uint64_t)2 << 20)
 
 void *sl_guard_place(size_t n, int fd)
 {
 	const int how = fd ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file = fd ? fd : -1;
 	static _Atomic uint64_t next = PLACE_LO;
-	uint64_t room = (n + PLACE_GRANULE - 1) & ~(PLACE_GRANULE - 1);
+	uint64_t room = (n + GRANULE - 1) & ~(GRANULE - 1);
 	void *p;
 
 	for (int i = 0; i < 64 && room >= n && room < PLACE_HI - PLACE_LO; i++) {

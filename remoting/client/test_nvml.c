@@ -183,7 +183,7 @@ static bool welcome(int fd, enum mode m, unsigned *seed)
 
 static void add_frame(struct bytes *o, uint32_t size, uint16_t kind, uint32_t call, int32_t result)
 {
-	uint16_t op = 0xf00e;
+	uint16_t op = CTL_OBSERVE;
 
 	add32(o, size);
 	add(o, &kind, 2);

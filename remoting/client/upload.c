@@ -69,7 +69,7 @@ static bool measured(const struct sl_peer *t)
 
 static void begin(struct upload *up, struct sl_peer *t, size_t n)
 {
-	*up = (struct upload){ .t = t, .bulk = t->bulk && n >= SL_BULK_LEAST && !(t->content && t->content->told) };
+	*up = (struct upload){ .t = t, .bulk = t->bulk && n >= SL_BULK_ASK_LEAST && !(t->content && t->content->told) };
 	if (!measured(t))
 		return;
 	up->u = &t->uploads;

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -234,6 +235,13 @@ func (e *Encoder) Align(n int) {
 	for len(e.b)%n != 0 {
 		e.b = append(e.b, 0)
 	}
+}
+
+// Plain reports whether b is what m encodes to: whether nothing stands where a message that was read has its zeroes.
+func Plain(m interface{ Encode(*Encoder) }, b []byte) bool {
+	var e Encoder
+	m.Encode(&e)
+	return bytes.Equal(e.b, b)
 }
 
 // putText writes s cut or NUL-padded to b; the last byte is always NUL.

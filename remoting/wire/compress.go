@@ -103,9 +103,9 @@ func nibbles(dst, index []byte, table *[PaletteWords]uint32) (most byte) {
 		low, high := k&15, k>>4
 		binary.LittleEndian.PutUint32(dst, table[low])
 		most = max(most, low, high)
-		if len(dst) >= 8 {
-			binary.LittleEndian.PutUint32(dst[4:], table[high])
-			dst = dst[8:]
+		if dst = dst[4:]; len(dst) > 0 {
+			binary.LittleEndian.PutUint32(dst, table[high])
+			dst = dst[4:]
 		}
 	}
 	return most

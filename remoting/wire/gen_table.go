@@ -278,6 +278,14 @@ const (
 	SpanLost = 14
 )
 
+// Numbers by which one side decides something; the other need not know them.
+const (
+	// BulkAskLeast: the smallest copy, in bytes, for which a client has bulk connections made, and the smallest to the device that it sends over them. Making connections, each with a thread, is for copies that take a while.
+	BulkAskLeast = 8388608
+	// BulkDownLeast: the smallest delivery, in bytes, that a worker sends over bulk connections from the device. Less than BULK_ASK_LEAST, because the connections are there by then.
+	BulkDownLeast = 4194304
+)
+
 // Limits; bytes unless the meaning says otherwise.
 const (
 	// MaxPayload: payload of a frame.
@@ -4005,6 +4013,190 @@ func (m *VerbsCard) get(b []byte) {
 	m.Lid = binary.LittleEndian.Uint32(b[40:])
 	m.Mtu = binary.LittleEndian.Uint32(b[44:])
 	m.Link = binary.LittleEndian.Uint32(b[48:])
+}
+
+// ExportTokenSize is the size of a ExportToken, in bytes.
+const ExportTokenSize = 64
+
+// ExportToken: names an export; the program has it as a handle of CUDA's, whose 64 bytes it fills.
+type ExportToken struct {
+	Secret [16]byte // random
+	Slot   uint32   // number of the exporter's session in the lease
+	Kind   uint32   // of the export
+}
+
+// Encode appends the message to e.
+func (m *ExportToken) Encode(e *Encoder) { m.put(e.room(ExportTokenSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ExportToken) Decode(d *Decoder) {
+	if b := d.Bytes(ExportTokenSize); b != nil {
+		m.get(b)
+	} else {
+		*m = ExportToken{}
+	}
+}
+
+func (m *ExportToken) put(b []byte) {
+	_ = b[63]
+	copy(b[0:16], m.Secret[:])
+	binary.LittleEndian.PutUint32(b[16:], m.Slot)
+	binary.LittleEndian.PutUint32(b[20:], m.Kind)
+	clear(b[24:64])
+}
+
+func (m *ExportToken) get(b []byte) {
+	_ = b[63]
+	copy(m.Secret[:], b[0:16])
+	m.Slot = binary.LittleEndian.Uint32(b[16:])
+	m.Kind = binary.LittleEndian.Uint32(b[20:])
+}
+
+// ExportSize is the size of a Export, in bytes.
+const ExportSize = 96
+
+// Export: what the exporter answers to an EXPORT_TOKEN; a file descriptor may come with it.
+type Export struct {
+	Kind    uint32   // of the export
+	Device  uint32   // by device of the lease
+	Offset  uint64   // of the program's memory within the driver's allocation
+	Size    uint64   // bytes
+	Charged uint64   // bytes that the lease is charged for the whole allocation
+	Handle  [64]byte // the driver's
+}
+
+// Encode appends the message to e.
+func (m *Export) Encode(e *Encoder) { m.put(e.room(ExportSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *Export) Decode(d *Decoder) {
+	if b := d.Bytes(ExportSize); b != nil {
+		m.get(b)
+	} else {
+		*m = Export{}
+	}
+}
+
+func (m *Export) put(b []byte) {
+	_ = b[95]
+	binary.LittleEndian.PutUint32(b[0:], m.Kind)
+	binary.LittleEndian.PutUint32(b[4:], m.Device)
+	binary.LittleEndian.PutUint64(b[8:], m.Offset)
+	binary.LittleEndian.PutUint64(b[16:], m.Size)
+	binary.LittleEndian.PutUint64(b[24:], m.Charged)
+	copy(b[32:96], m.Handle[:])
+}
+
+func (m *Export) get(b []byte) {
+	_ = b[95]
+	m.Kind = binary.LittleEndian.Uint32(b[0:])
+	m.Device = binary.LittleEndian.Uint32(b[4:])
+	m.Offset = binary.LittleEndian.Uint64(b[8:])
+	m.Size = binary.LittleEndian.Uint64(b[16:])
+	m.Charged = binary.LittleEndian.Uint64(b[24:])
+	copy(m.Handle[:], b[32:96])
+}
+
+// PoolExportSize is the size of a PoolExport, in bytes.
+const PoolExportSize = 104
+
+// PoolExport: the answer for a pool and what is allocated from it; sessions of releases before it know EXPORT alone.
+type PoolExport struct {
+	Export Export
+	Pool   uint64 // which one of the exporter's pools; not 0
+}
+
+// Encode appends the message to e.
+func (m *PoolExport) Encode(e *Encoder) { m.put(e.room(PoolExportSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *PoolExport) Decode(d *Decoder) {
+	if b := d.Bytes(PoolExportSize); b != nil {
+		m.get(b)
+	} else {
+		*m = PoolExport{}
+	}
+}
+
+func (m *PoolExport) put(b []byte) {
+	_ = b[103]
+	m.Export.put(b[0:96])
+	binary.LittleEndian.PutUint64(b[96:], m.Pool)
+}
+
+func (m *PoolExport) get(b []byte) {
+	_ = b[103]
+	m.Export.get(b[0:96])
+	m.Pool = binary.LittleEndian.Uint64(b[96:])
+}
+
+// ExporterWantedSize is the size of a ExporterWanted, in bytes.
+const ExporterWantedSize = 8
+
+// ExporterWanted: a session asks the broker for a connection to another.
+type ExporterWanted struct {
+	Number uint32 // of the request, the session's choice
+	Slot   uint32 // number of the exporter's session in the lease
+}
+
+// Encode appends the message to e.
+func (m *ExporterWanted) Encode(e *Encoder) { m.put(e.room(ExporterWantedSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *ExporterWanted) Decode(d *Decoder) {
+	if b := d.Bytes(ExporterWantedSize); b != nil {
+		m.get(b)
+	} else {
+		*m = ExporterWanted{}
+	}
+}
+
+func (m *ExporterWanted) put(b []byte) {
+	_ = b[7]
+	binary.LittleEndian.PutUint32(b[0:], m.Number)
+	binary.LittleEndian.PutUint32(b[4:], m.Slot)
+}
+
+func (m *ExporterWanted) get(b []byte) {
+	_ = b[7]
+	m.Number = binary.LittleEndian.Uint32(b[0:])
+	m.Slot = binary.LittleEndian.Uint32(b[4:])
+}
+
+// BrokeredSize is the size of a Brokered, in bytes.
+const BrokeredSize = 12
+
+// Brokered: what the broker tells a session; a connection may come with it.
+type Brokered struct {
+	Kind   uint32 // what it is
+	Number uint32 // of the request that it answers, or 0
+	Status uint32 // of an answer; else whether the client's HELLO has been read
+}
+
+// Encode appends the message to e.
+func (m *Brokered) Encode(e *Encoder) { m.put(e.room(BrokeredSize)) }
+
+// Decode reads the message from d; what is short reads as zero, and is d's error.
+func (m *Brokered) Decode(d *Decoder) {
+	if b := d.Bytes(BrokeredSize); b != nil {
+		m.get(b)
+	} else {
+		*m = Brokered{}
+	}
+}
+
+func (m *Brokered) put(b []byte) {
+	_ = b[11]
+	binary.LittleEndian.PutUint32(b[0:], m.Kind)
+	binary.LittleEndian.PutUint32(b[4:], m.Number)
+	binary.LittleEndian.PutUint32(b[8:], m.Status)
+}
+
+func (m *Brokered) get(b []byte) {
+	_ = b[11]
+	m.Kind = binary.LittleEndian.Uint32(b[0:])
+	m.Number = binary.LittleEndian.Uint32(b[4:])
+	m.Status = binary.LittleEndian.Uint32(b[8:])
 }
 
 // LeaseRequestSize is the size of a LeaseRequest, in bytes.

@@ -19,7 +19,6 @@ package wire
 // read), wmu (who writes the socket), mu (the state, held for a few instructions).
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -438,8 +437,8 @@ func (s *LastingStream) sendFirst(parts [][]byte) bool {
 
 // piece makes the head of a piece of n bytes the first of the parts to send. wmu is held.
 func (s *LastingStream) piece(taken uint64, n int) {
-	binary.LittleEndian.PutUint64(s.hdr[:], taken)
-	binary.LittleEndian.PutUint32(s.hdr[8:], uint32(n))
+	h := Piece{Received: taken, Size: uint32(n)}
+	h.put(s.hdr[:])
 	s.out[0] = s.hdr[:]
 }
 

@@ -25,7 +25,6 @@ import "C"
 import (
 	"crypto/rand"
 	"crypto/subtle"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -396,7 +395,7 @@ func (b *bulk) hear(fd int, raw bool) (c *bulkConn, err error) {
 	m.Decode(wire.NewDecoder(p[:]))
 	c = &bulkConn{fd: fd, direction: m.Direction}
 	counted = true
-	if status, err := b.admit(c, &m, binary.LittleEndian.Uint32(p[20:])); err != nil {
+	if status, err := b.admit(c, &m, wire.Plain(&m, p[:])); err != nil {
 		refuseSocket(fd, status, err)
 		return nil, err
 	}
@@ -404,15 +403,17 @@ func (b *bulk) hear(fd int, raw bool) (c *bulkConn, err error) {
 }
 
 // admit counts a connection that has said its key.
-func (b *bulk) admit(c *bulkConn, m *wire.BulkKey, zero uint32) (uint32, error) {
+func (b *bulk) admit(c *bulkConn, m *wire.BulkKey, plain bool) (uint32, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.asking--
 	switch right := subtle.ConstantTimeCompare(m.Key[:], b.key[:]) == 1; {
 	case !right || !b.opened:
 		return wire.StatusLease, errKey
-	case m.Direction > wire.BulkToClient || zero != 0:
-		return wire.StatusLease, fmt.Errorf("a bulk connection of direction %d is asked for, with %#x where 0 belongs", m.Direction, zero)
+	case m.Direction > wire.BulkToClient:
+		return wire.StatusLease, fmt.Errorf("a bulk connection of direction %d is asked for, want %d or %d", m.Direction, wire.BulkToWorker, wire.BulkToClient)
+	case !plain:
+		return wire.StatusLease, errors.New("a bulk connection is asked for with something where zeroes belong")
 	case b.open[m.Direction] >= b.most:
 		return wire.StatusBusy, fmt.Errorf("this session has %d bulk connections of direction %d, as many as it may", b.most, m.Direction)
 	}

@@ -21,12 +21,8 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-const (
-	// bulkLeast is the fewest bytes of a delivery that goes over bulk connections.
-	bulkLeast = 4 << 20
-	// maxUnanswered bounds the parts of a connection that the client has not answered.
-	maxUnanswered = 2
-)
+// maxUnanswered bounds the parts of a connection that the client has not answered.
+const maxUnanswered = 2
 
 // bulkOut is what outStaging has for bulk connections; its mu guards all of it.
 type bulkOut struct {

@@ -106,7 +106,7 @@ func TestBulkOut(t *testing.T) {
 		}
 		return n
 	}
-	for i, size := range []int{0, 1, 1 << 20, bulkLeast - 1, bulkLeast, bulkLeast + 1, 20<<20 + 5, len(src)} {
+	for i, size := range []int{0, 1, 1 << 20, wire.BulkDownLeast - 1, wire.BulkDownLeast, wire.BulkDownLeast + 1, 20<<20 + 5, len(src)} {
 		before, id := sum(), uint32(10+i)
 		k.mu.Lock()
 		k.inData = 0
@@ -118,7 +118,7 @@ func TestBulkOut(t *testing.T) {
 		k.mu.Lock()
 		in := k.inData
 		k.mu.Unlock()
-		if want := map[bool]int{true: size}[size >= bulkLeast]; by != want || by+in != size {
+		if want := map[bool]int{true: size}[size >= wire.BulkDownLeast]; by != want || by+in != size {
 			t.Errorf("%d bytes: %d in parts, %d in DATA frames", size, by, in)
 		}
 	}

@@ -340,7 +340,7 @@ func (s *session) startOut(id, streamID uint32, off, total uint64, ctx, stream u
 			return total, rc
 		}
 		next := off + uint64(n)
-		o.add(chunk{id: id, off: off, buf: buf[:n], slot: i, ev: ev, ctx: ctx, last: next == total, big: total >= bulkLeast}, async)
+		o.add(chunk{id: id, off: off, buf: buf[:n], slot: i, ev: ev, ctx: ctx, last: next == total, big: total >= wire.BulkDownLeast}, async)
 		off = next
 		if total == 0 {
 			break

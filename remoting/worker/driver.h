@@ -133,9 +133,13 @@ void sl_hostfn_ref(struct sl_hostfn *f);
 void sl_hostfn_unref(struct sl_hostfn *f);
 int sl_hostfn_launch(uint64_t stream, struct sl_hostfn *f);
 void sl_hostfn_done(struct sl_hostfn *f);
-/* Opens the pipe that tells of functions: for each an id and one of the following. Returns its reading end. */
+/* Opens the pipe that tells of functions. Returns its reading end. */
 int sl_hostfn_open(void);
 enum { SL_HOSTFN_CALLED, SL_HOSTFN_GONE };
+struct sl_hostfn_told {
+	uint32_t id;
+	uint32_t what;		/* SL_HOSTFN_* */
+};
 /* The pipe tells that f is gone once nothing holds the object any more, which begins with refs references. */
 int sl_user_object(uint64_t *object, struct sl_hostfn *f, uint32_t refs);
 /* The same, when the graph and all that was made of it are gone. */

@@ -10,7 +10,6 @@ package worker
 import "C"
 
 import (
-	"encoding/binary"
 	"runtime"
 	"slices"
 	"sync"
@@ -248,20 +247,11 @@ func (s *session) follow(id, gen, stream uint32) int32 {
 	return 0
 }
 
-// unfollow is for an event that is about to be recorded in a capture: then it must not be
+// unfollow is for an event that is about to be recorded. If that is in a capture, the event must not be
 // asked for. The client, which knows, waits for it no longer.
-func (s *session) unfollow(op uint16, p []byte) {
-	at := 0 // where in the payload it stands
-	switch op {
-	case opCuEventRecord, opCuEventRecordWithFlags:
-	case opCuCtxRecordEvent:
-		at = 4
-	default:
+func (s *session) unfollow(id uint32) {
+	if len(s.captures) == 0 {
 		return
 	}
-	if len(p) < at+4 {
-		return // malformed, as is about to be found
-	}
-	id := binary.LittleEndian.Uint32(p[at:])
 	s.followed.forget(func(r *record) bool { return r.id == id })
 }

@@ -58,9 +58,9 @@ void sl_hostfn_unref(struct sl_hostfn *f)
 
 static void tell(const struct sl_hostfn *f, uint32_t what)
 {
-	const uint32_t m[2] = { f->id, what };
+	const struct sl_hostfn_told m = { f->id, what };
 
-	while (write(hostfn_pipe[1], m, sizeof m) < 0 && errno == EINTR)
+	while (write(hostfn_pipe[1], &m, sizeof m) < 0 && errno == EINTR)
 		;
 }
 

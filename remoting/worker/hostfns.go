@@ -23,13 +23,13 @@ package worker
 import "C"
 
 import (
-	"encoding/binary"
 	"errors"
 	"io"
 	"os"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
@@ -218,13 +218,13 @@ func (h *hostfns) drop(id uint32, f *hostfn) {
 // listen sends a HOSTFN frame for every callback that a stream has reached, and a HOSTFN_GONE
 // frame for every function that no graph has any more.
 func (h *hostfns) listen() {
-	var b [8]byte
+	var told C.struct_sl_hostfn_told
 	for {
-		if _, err := io.ReadFull(h.r, b[:]); err != nil {
+		if _, err := io.ReadFull(h.r, unsafe.Slice((*byte)(unsafe.Pointer(&told)), unsafe.Sizeof(told))); err != nil {
 			return
 		}
-		id, what := binary.LittleEndian.Uint32(b[:]), binary.LittleEndian.Uint32(b[4:])
-		if what == C.SL_HOSTFN_GONE {
+		id := uint32(told.id)
+		if told.what == C.SL_HOSTFN_GONE {
 			h.gone(id)
 			continue
 		}

@@ -219,12 +219,14 @@ func (s *session) clusters(n *C.int, h href, cfg *C.CUlaunchConfig, attrs []C.CU
 // that it waits for has inherited; see failures.go.
 
 func (s *session) cuEventRecord(ev, st href) C.CUresult {
+	s.unfollow(ev.id)
 	rc := C.call_cuEventRecord(C.uint64_t(ev.real), C.uint64_t(st.real))
 	s.recorded(ev.id, st.id, int32(rc))
 	return rc
 }
 
 func (s *session) cuEventRecordWithFlags(ev, st href, flags uint32) C.CUresult {
+	s.unfollow(ev.id)
 	rc := C.call_cuEventRecordWithFlags(C.uint64_t(ev.real), C.uint64_t(st.real), C.uint32_t(flags))
 	s.recorded(ev.id, st.id, int32(rc))
 	return rc
@@ -232,6 +234,7 @@ func (s *session) cuEventRecordWithFlags(ev, st href, flags uint32) C.CUresult {
 
 // cuCtxRecordEvent records behind all streams of the context.
 func (s *session) cuCtxRecordEvent(ctx, ev href) C.CUresult {
+	s.unfollow(ev.id)
 	rc := C.call_cuCtxRecordEvent(C.uint64_t(ctx.real), C.uint64_t(ev.real))
 	return s.recordedBehindAll(rc, ctx.real, ev.id)
 }

@@ -275,9 +275,6 @@ func (s *session) frame() (int32, error) {
 		return s.launchHost(p), nil
 	}
 	s.dec.Reset(p)
-	if len(s.captures) > 0 {
-		s.unfollow(h.Op, p)
-	}
 	s.mayWait(h.Op)
 	rc, known := s.dispatch(h.Op, &s.dec, &s.enc)
 	s.gates.CallDone()

@@ -5,13 +5,14 @@ package containers
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"time"
 
 	"github.com/sluice-hpc/sluice/test/slurm/lab"
 )
 
-// record begins the raw log of a test, if SLUICE_LOGS names a folder for it. Its head ends with what the command prints on the node.
+// record begins the raw log of a test, if SLUICE_LOGS names a folder for it: the line of all raw logs, which versions ran, and what the
+// command prints on the node.
 func (s *site) record(name, command string) {
 	dir := os.Getenv("SLUICE_LOGS")
 	if dir == "" {
@@ -30,7 +31,11 @@ func (s *site) record(name, command string) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	fmt.Fprintf(f, "# %s, %s: a GPU of %d MiB, simulated\n%s\n", s.t.Name(), time.Now().UTC().Format("2 January 2006"), gpuMem>>20, out)
+	head, err := exec.Command("../../bench/rawlog.py", "gpu=simulated", "driver=none").Output()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	fmt.Fprintf(f, "%s# %s: a GPU of %d MiB, simulated\n%s\n", head, s.t.Name(), gpuMem>>20, out)
 	s.log = f
 }
 

@@ -75,8 +75,7 @@ files() {
 
 # --- packages: of the build, and of the same tree as a later version ---
 
-commit=$(git -C "$repo" describe --always --dirty --abbrev=12) # before the log, which may be in the tree, is begun
-: >"$log"
+SLUICE_BUILD=$build "$repo/bench/rawlog.py" gpu=simulated driver=none >"$log"
 cp -a --no-preserve=timestamps "$build/bin" "$build/shim" "$build/spank" "$build/version" -t "$(mkdir "$work/later" && echo "$work/later")"
 make -s -C "$repo" B="$work/later" VERSION=later go-bins
 export NFPM
@@ -113,7 +112,7 @@ machine head 1 -netdev hubport,id=n0,hubid=0 \
 within 60 test -S "$work/s2" -a -S "$work/s3"
 machine node01 2 -netdev "stream,id=n0,server=off,addr.type=unix,addr.path=$work/s2"
 machine gpu01 3 -netdev "stream,id=n0,server=off,addr.type=unix,addr.path=$work/s3"
-say "Three machines of Debian, emulated: one processor and 1.5 GiB each. $(date -u +%Y-%m-%d), commit $commit"
+say "Three machines of Debian, emulated: one processor and 1.5 GiB each."
 for n in "${nodes[@]}"; do
 	within 300 test -e "$work/$n/ready" || { say "$n does not come up"; tail -n 20 "$work/$n/console" "$work/$n/log"; exit 1; }
 done

@@ -27,8 +27,8 @@ if [ -z "$socket" ]; then
 	exit 0
 fi
 
-# LEASES/ID/sock, of which both parts are used below in lines that have blanks between their fields.
-if [[ ! $socket =~ ^(/[A-Za-z0-9/._-]+)/([0-9a-f]{32})/sock$ || ! -S $socket ]]; then
+# LEASES/ID/sock, of which both parts are used below in lines that have blanks between their fields. What an id looks like the daemon knows.
+if [[ ! $socket =~ ^(/[A-Za-z0-9/._-]+)/([A-Za-z0-9_-]+)/sock$ || ! -S $socket ]]; then
 	echo "sluice: SLUICE_SOCKET=$socket is not the socket of a lease of this node" >&2
 	exit 1
 fi

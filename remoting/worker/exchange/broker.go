@@ -1,7 +1,6 @@
 package exchange
 
 import (
-	"encoding/binary"
 	"errors"
 	"log/slog"
 	"net"
@@ -10,21 +9,18 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// Packets between a session and the broker of its lease. The number of a request is the session's choice; its answer
-// repeats it. Words are little-endian.
+// A session sends the broker of its lease EXPORTER_WANTEDs; the broker sends it BROKEREDs, whose kind, number and status are:
 //
-//	request   session to broker   number, slot of the exporter's session
-//	answer    broker to session   packetAnswer, number, status; with statusOpen a connection to the exporter
+//	answer    broker to session   packetAnswer, number of the request, status; with statusOpen a connection to the exporter
 //	call      broker to session   packetCall, 0, 0, with a connection to a session that wants one of its exports
 //	attach    broker to session   packetAttach, 0, 0 or packetRaw, with a connection to a client that wants to go on
 //	trace     broker to session   packetTrace, 0, 0, with a connection to a client that wants a trace, whose HELLO nobody has read
 //	bulk      broker to session   packetBulk, 0, 0 or packetRaw, with a bulk connection to the session's client
 const (
-	requestSize = 8
-	packetSize  = 12
-
 	packetAnswer = 1
 	packetCall   = 2
 	packetAttach = 3
@@ -141,13 +137,13 @@ func (b *Broker) serve(slot int, c *net.UnixConn) {
 		}
 	}()
 	paid := time.Now()
-	var req [requestSize + 1]byte
+	var req [wire.ExporterWantedSize + 1]byte
 	for {
 		n, err := c.Read(req[:])
 		if err != nil || n == 0 {
 			return
 		}
-		if n != requestSize {
+		if n != wire.ExporterWantedSize {
 			b.log.Warn("exchange: a session's request makes no sense; it has no exchange with others any more", "slot", slot, "bytes", n)
 			return
 		}
@@ -157,7 +153,9 @@ func (b *Broker) serve(slot int, c *net.UnixConn) {
 		}
 		paid = paid.Add(pace)
 		time.Sleep(time.Until(paid))
-		b.connect(slot, c, binary.LittleEndian.Uint32(req[:]), binary.LittleEndian.Uint32(req[4:]))
+		var m wire.ExporterWanted
+		m.Decode(wire.NewDecoder(req[:n]))
+		b.connect(slot, c, m.Number, m.Slot)
 	}
 }
 
@@ -187,10 +185,8 @@ func (b *Broker) connect(slot int, c *net.UnixConn, number, exporter uint32) {
 
 // send sends a packet, with a descriptor unless it is negative, or fails at once where the receiver's queue is full.
 func send(c *net.UnixConn, kind, number, status uint32, fd int) error {
-	p := make([]byte, packetSize)
-	binary.LittleEndian.PutUint32(p, kind)
-	binary.LittleEndian.PutUint32(p[4:], number)
-	binary.LittleEndian.PutUint32(p[8:], status)
+	var p wire.Encoder
+	(&wire.Brokered{Kind: kind, Number: number, Status: status}).Encode(&p)
 	var oob []byte
 	if fd >= 0 {
 		oob = unix.UnixRights(fd)
@@ -201,7 +197,7 @@ func send(c *net.UnixConn, kind, number, status uint32, fd int) error {
 	}
 	var serr error
 	err = raw.Control(func(s uintptr) {
-		serr = unix.Sendmsg(int(s), p, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		serr = unix.Sendmsg(int(s), p.Buf(), oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	})
 	if err != nil {
 		return err

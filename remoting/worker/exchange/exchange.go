@@ -23,7 +23,6 @@ package exchange
 
 import (
 	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"log/slog"
 	"net"
@@ -31,6 +30,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 // Kinds of exports.
@@ -57,30 +58,28 @@ const (
 	openTime = 5 * time.Second
 	// maxConns bounds the connections of an exporter, and with them its threads' memory.
 	maxConns = 8192
-	// An answer, without and with the number of a pool: sessions of an earlier release, which know the first only, can share a lease with
-	// those of this one while a node is upgraded.
-	replySize, poolReplySize = 96, 104
 )
 
 // Token names an export. The program has it as a handle of CUDA's, whose 64 bytes it fills.
-type Token [64]byte
+type Token [wire.ExportTokenSize]byte
 
-func (t *Token) secret() (s [16]byte) { copy(s[:], t[:16]); return s }
+func (t *Token) read() (m wire.ExportToken) {
+	m.Decode(wire.NewDecoder(t[:]))
+	return m
+}
+
+func (t *Token) secret() [16]byte { return t.read().Secret }
 
 // Slot is the number of the exporter's session.
-func (t *Token) Slot() int { return int(binary.LittleEndian.Uint32(t[16:])) }
+func (t *Token) Slot() int { return int(t.read().Slot) }
 
 // Kind is that of the export.
-func (t *Token) Kind() uint32 { return binary.LittleEndian.Uint32(t[20:]) }
+func (t *Token) Kind() uint32 { return t.read().Kind }
 
 // plain reports whether nothing stands where nothing belongs.
 func (t *Token) plain() bool {
-	for _, b := range t[24:] {
-		if b != 0 {
-			return false
-		}
-	}
-	return true
+	m := t.read()
+	return wire.Plain(&m, t[:])
 }
 
 // Item is what is exported.
@@ -130,10 +129,12 @@ func (e *Exports) Slot() int { return e.slot }
 func (e *Exports) Add(it *Item) (t Token) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	_, _ = rand.Read(t[:16])
-	binary.LittleEndian.PutUint32(t[16:], uint32(e.slot))
-	binary.LittleEndian.PutUint32(t[20:], it.Kind)
-	e.items[t.secret()] = it
+	m := wire.ExportToken{Slot: uint32(e.slot), Kind: it.Kind}
+	_, _ = rand.Read(m.Secret[:])
+	var enc wire.Encoder
+	m.Encode(&enc)
+	copy(t[:], enc.Buf())
+	e.items[m.Secret] = it
 	return t
 }
 
@@ -237,31 +238,33 @@ func (e *Exports) serve(c *net.UnixConn) {
 	_, _ = c.Read(t[:]) // the end
 }
 
-// An answer: kind and device, offset, size, charge, handle, and of a pool or its memory the pool.
+// encode makes the answer of an item: a POOL_EXPORT only where there is a pool, since sessions of an earlier release, which know EXPORT
+// alone, can share a lease with those of this one while a node is upgraded.
 func encode(it *Item) []byte {
-	b := make([]byte, replySize, poolReplySize)
-	binary.LittleEndian.PutUint32(b, it.Kind)
-	binary.LittleEndian.PutUint32(b[4:], uint32(it.Device))
-	binary.LittleEndian.PutUint64(b[8:], it.Offset)
-	binary.LittleEndian.PutUint64(b[16:], it.Size)
-	binary.LittleEndian.PutUint64(b[24:], it.Charged)
-	copy(b[32:], it.Handle[:])
-	if it.Pool != 0 {
-		b = binary.LittleEndian.AppendUint64(b, it.Pool)
+	m := wire.Export{
+		Kind: it.Kind, Device: uint32(it.Device), Offset: it.Offset, Size: it.Size, Charged: it.Charged, Handle: it.Handle,
 	}
-	return b
+	var e wire.Encoder
+	if it.Pool == 0 {
+		m.Encode(&e)
+	} else {
+		(&wire.PoolExport{Export: m, Pool: it.Pool}).Encode(&e)
+	}
+	return e.Buf()
 }
 
+// decode reads an EXPORT or a POOL_EXPORT.
 func decode(b []byte) *Item {
-	it := &Item{
-		Kind: binary.LittleEndian.Uint32(b), Device: int(binary.LittleEndian.Uint32(b[4:])), Offset: binary.LittleEndian.Uint64(b[8:]),
-		Size: binary.LittleEndian.Uint64(b[16:]), Charged: binary.LittleEndian.Uint64(b[24:]), FD: -1,
+	var m wire.PoolExport
+	if d := wire.NewDecoder(b); len(b) == wire.PoolExportSize {
+		m.Decode(d)
+	} else {
+		m.Export.Decode(d)
 	}
-	copy(it.Handle[:], b[32:])
-	if len(b) == poolReplySize {
-		it.Pool = binary.LittleEndian.Uint64(b[replySize:])
+	x := &m.Export
+	return &Item{
+		Kind: x.Kind, Device: int(x.Device), Offset: x.Offset, Size: x.Size, Charged: x.Charged, Pool: m.Pool, Handle: x.Handle, FD: -1,
 	}
-	return it
 }
 
 // Use is another session's export that this one uses.
@@ -303,7 +306,7 @@ func ask(c *net.UnixConn, t Token) (*Item, error) {
 	if _, err := c.Write(t[:]); err != nil {
 		return nil, ErrToken
 	}
-	b, fd, err := receive(c, replySize, poolReplySize)
+	b, fd, err := receive(c, wire.ExportSize, wire.PoolExportSize)
 	if err != nil {
 		return nil, ErrToken // it has ended, or has no such export
 	}

@@ -1,12 +1,14 @@
 package exchange
 
 import (
+	"encoding/hex"
 	"errors"
 	"io"
 	"log/slog"
 	"path/filepath"
 	"reflect"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/internal/unixsock"
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 // lease is the broker of a lease without sessions.
@@ -230,7 +233,7 @@ func TestHostileSession(t *testing.T) {
 	defer end.Close()
 	b.Join(2, bad)
 	fd := int(end.Fd())
-	req := make([]byte, requestSize) // of slot 0, again and again, and never read
+	req := make([]byte, wire.ExporterWantedSize) // of slot 0, again and again, and never read
 	for i := range burst / 2 {
 		if _, err := unix.Write(fd, req); err != nil {
 			t.Fatal(i, err)
@@ -308,16 +311,50 @@ func TestAnswer(t *testing.T) {
 		{Kind: Pointer, Device: 1, Size: 1000, Charged: 2 << 20, Pool: 0xfedcba9876543210, Handle: [64]byte{1, 63: 9}, FD: -1},
 	} {
 		b := encode(&it)
-		if want := replySize; it.Pool == 0 && len(b) != want {
+		if want := 96; it.Pool == 0 && len(b) != want {
 			t.Errorf("%d bytes, %d with an earlier release", len(b), want)
 		}
 		if got := decode(b); !reflect.DeepEqual(*got, it) {
 			t.Errorf("%+v instead of %+v", *got, it)
 		}
 		it.Pool = 0
-		if got := decode(b[:replySize]); !reflect.DeepEqual(*got, it) {
+		if got := decode(b[:96]); !reflect.DeepEqual(*got, it) {
 			t.Errorf("an earlier release's: %+v instead of %+v", *got, it)
 		}
+	}
+}
+
+// What earlier releases send and understand, byte by byte: sessions of two releases share a lease while a node is upgraded, and a
+// session outlives the daemon that is its broker.
+func TestPacketsStay(t *testing.T) {
+	var packets wire.Encoder
+	(&wire.ExporterWanted{Number: 0x04030201, Slot: 0x08070605}).Encode(&packets)
+	(&wire.Brokered{Kind: packetAnswer, Number: 0x04030201, Status: statusFull}).Encode(&packets)
+	e := New(slog.Default(), 0x0102, &Link{})
+	tok := e.Add(&Item{Kind: Pool})
+	export := Item{Kind: File, Device: 3, Offset: 0x0a, Size: 0x0b, Charged: 0x0c, Handle: [64]byte{0: 0xaa, 63: 0xbb}}
+	plain := encode(&export)
+	export.Pool = 0x0807060504030201
+	for _, c := range []struct {
+		what, have, want string
+	}{
+		{"packets of a broker", hex.EncodeToString(packets.Buf()), "01020304" + "05060708" + "01000000" + "01020304" + "02000000"},
+		{"a token behind its secret", hex.EncodeToString(tok[16:]), "02010000" + "04000000" + strings.Repeat("00", 40)},
+		{"an export", hex.EncodeToString(plain), "03000000" + "03000000" + "0a00000000000000" + "0b00000000000000" + "0c00000000000000" + "aa" + strings.Repeat("00", 62) + "bb"},
+		{"that of a pool", hex.EncodeToString(encode(&export)), hex.EncodeToString(plain) + "0102030405060708"},
+	} {
+		if c.have != c.want {
+			t.Errorf("%s: %s, with earlier releases %s", c.what, c.have, c.want)
+		}
+	}
+	if tok[0]++; e.Own(tok) != nil {
+		t.Error("a token with another secret is taken")
+	}
+	if tok[0]--; e.Own(tok) == nil {
+		t.Error("the session's own token is not")
+	}
+	if tok[40] = 1; e.Own(tok) != nil || tok.plain() {
+		t.Error("a token with something where zeroes belong is taken")
 	}
 }
 

@@ -1,7 +1,6 @@
 package exchange
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 // errBroker says that no broker has answered. There is none while the daemon restarts.
@@ -154,22 +155,23 @@ func (k *Link) Close() {
 func (k *Link) read(c *net.UnixConn) {
 	defer c.Close()
 	for {
-		p, fd, err := receive(c, packetSize)
+		p, fd, err := receive(c, wire.BrokeredSize)
 		if err != nil {
 			break
 		}
-		kind, number, status := binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[4:]), binary.LittleEndian.Uint32(p[8:])
+		var m wire.Brokered
+		m.Decode(wire.NewDecoder(p))
 		switch {
-		case kind == packetCall && fd >= 0:
+		case m.Kind == packetCall && fd >= 0:
 			k.called(fd)
-		case kind == packetAttach && fd >= 0:
-			k.attached(newcomer{fd, status == packetRaw})
-		case kind == packetTrace && fd >= 0:
+		case m.Kind == packetAttach && fd >= 0:
+			k.attached(newcomer{fd, m.Status == packetRaw})
+		case m.Kind == packetTrace && fd >= 0:
 			k.traced(fd)
-		case kind == packetBulk && fd >= 0:
-			k.bulked(newcomer{fd, status == packetRaw})
-		case kind == packetAnswer && (status == statusOpen) == (fd >= 0):
-			k.answered(c, number, reply{status: status, fd: fd})
+		case m.Kind == packetBulk && fd >= 0:
+			k.bulked(newcomer{fd, m.Status == packetRaw})
+		case m.Kind == packetAnswer && (m.Status == statusOpen) == (fd >= 0):
+			k.answered(c, m.Number, reply{status: m.Status, fd: fd})
 		case fd >= 0:
 			unix.Close(fd)
 		}
@@ -326,10 +328,9 @@ func (k *Link) ask(slot int, until time.Time) (reply, error) {
 	number, ch := k.number, make(chan reply, 1)
 	k.wait[number] = ch
 	k.mu.Unlock()
-	var req [requestSize]byte
-	binary.LittleEndian.PutUint32(req[:], number)
-	binary.LittleEndian.PutUint32(req[4:], uint32(slot))
-	if _, err := c.Write(req[:]); err != nil {
+	var req wire.Encoder
+	(&wire.ExporterWanted{Number: number, Slot: uint32(slot)}).Encode(&req)
+	if _, err := c.Write(req.Buf()); err != nil {
 		c.Close() // its reader sees that, and says that the connection is lost
 	}
 	select {
