@@ -413,9 +413,15 @@ func merge(there, text string) (string, bool) {
 	return there + separator + text, true
 }
 
-// later marks an error that only says that somebody does not answer.
+// refusals are words of answers that stay: to whoever may not do it, and where there is no accounting.
+var refusals = []string{"denied", "accounting storage is disabled", "not running a supported accounting_storage"}
+
+// later marks an error after which the same may succeed: every one of Slurm's commands but a refusal that stays. They
+// have many words for a slurmctld or a database that goes away, of which some say nothing of it: "Unexpected message
+// received" is scontrol's.
 func later(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) || said(err, "unable to contact", "timed out", "connection", "talking to the database", "try again") {
+	var f *failure
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrGone) || errors.As(err, &f) && !said(err, refusals...) {
 		return fmt.Errorf("%w; %w", err, ErrLater)
 	}
 	return err

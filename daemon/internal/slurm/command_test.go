@@ -73,19 +73,21 @@ func TestCommands(t *testing.T) {
 // stays.
 func TestComment(t *testing.T) {
 	c, asked := commands(t, map[string]string{
-		"squeue": `case "$4" in --jobs=9) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; --jobs=5) printf '6|5|1|of another|\n5|5|2||\n';;
+		"squeue": `case "$4" in --jobs=9|--jobs=23|--jobs=24) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; --jobs=5) printf '6|5|1|of another|\n5|5|2||\n';;
 			--jobs=11) printf '11|11|N/A|JS1:H4sIAAA=|\n';; --jobs=12) printf '12|12|N/A|see ticket 7 | bar|\n';; --jobs=13) printf '13|13|N/A|see ticket 7; sluice: requeued: old|\n';;
 			--jobs=14) printf '14|14|N/A|sluice: requeued: old|\n';; --jobs=16) printf '16|16|N/A|two\nlines|\n';; --jobs=17) printf '17|17|N/A|it is "so"|\n';;
 			*) j=${4#--jobs=}; echo "$j|$j|N/A|(null)|";; esac`,
-		"scontrol": `case "$*" in *"jobid=8"*) echo "Job has already finished for job 8" >&2; exit 1;; *"jobid=4"*) echo "Job update not available right now, the DB index is being set, try again in a bit for job 4" >&2; exit 1;; esac`,
-		"sacctmgr": `case "$*" in *jobid=4*x*) echo "sacctmgr: error: Request didn't affect anything"; exit 1;; esac`,
-		"sacct":    `case "$*" in *--jobs=7*) echo "Slurm accounting storage is disabled" >&2; exit 1;; *--jobs=15*) echo '15|15|JS1:abc=';; *) printf '10|9_1|\n9|9_2|\n8|8|by an admin\n';; esac`,
+		"scontrol": `case "$*" in *"jobid=8"*) echo "Job has already finished for job 8" >&2; exit 1;; *"jobid=4"*) echo "Job update not available right now, the DB index is being set, try again in a bit for job 4" >&2; exit 1;;
+			*"jobid=18"*) echo "Unexpected message received for job 18" >&2; exit 1;; *"jobid=19"*) exit 1;; *"jobid=20"*) echo "Access/permission denied for job 20" >&2; exit 1;; *"jobid=2"[12]*) echo "Job has already finished" >&2; exit 1;; esac`,
+		"sacctmgr": `case "$*" in *jobid=21*) echo "You are not running a supported accounting_storage plugin" >&2; exit 1;; *jobid=22*) echo " Error with request: Unspecified error" >&2; exit 1;; *jobid=4*x*) echo "sacctmgr: error: Request didn't affect anything"; exit 1;; esac`,
+		"sacct":    `case "$*" in *--jobs=7*|*--jobs=21*|*--jobs=24*) echo "Slurm accounting storage is disabled" >&2; exit 1;; *--jobs=15*) echo '15|15|JS1:abc=';; *) printf '10|9_1|\n9|9_2|\n8|8|by an admin\n';; esac`,
 	})
 	const (
-		ask  = "squeue [--local] [--noheader] [--states=all] [--jobs=%s] [--Format=" + commentFormat + "]\n"
-		old  = "sacct [--noheader] [--parsable2] [--allocations] [--jobs=%s] [--format=JobIDRaw,JobID,AdminComment]\n"
-		tell = "scontrol [update] [jobid=%s] [admincomment=%s]\n"
-		keep = "sacctmgr [--immediate] [--quiet] [modify] [job] [where] [jobid=%s] [set] [AdminComment=%s]\n"
+		ask   = "squeue [--local] [--noheader] [--states=all] [--jobs=%s] [--Format=" + commentFormat + "]\n"
+		old   = "sacct [--noheader] [--parsable2] [--allocations] [--jobs=%s] [--format=JobIDRaw,JobID,AdminComment]\n"
+		tell  = "scontrol [update] [jobid=%s] [admincomment=%s]\n"
+		later = "it may do so later"
+		keep  = "sacctmgr [--immediate] [--quiet] [modify] [job] [where] [jobid=%s] [set] [AdminComment=%s]\n"
 	)
 	for _, x := range []struct {
 		job, text string
@@ -98,7 +100,7 @@ func TestComment(t *testing.T) {
 		{"5", "sluice: of a task", "", fmt.Sprintf(tell, "5_2", "sluice: of a task")},
 		{"9", "sluice: of one long gone", "", fmt.Sprintf(keep, "9_2", "sluice: of one long gone")},
 		{"4", "sluice: before the database", "", fmt.Sprintf(tell+keep, "4", "sluice: before the database", "4", "sluice: before the database")},
-		{"4", "sluice: x", "it may do so later", fmt.Sprintf(tell+keep, "4", "sluice: x", "4", "sluice: x")},
+		{"4", "sluice: x", later, fmt.Sprintf(tell+keep, "4", "sluice: x", "4", "sluice: x")},
 		{"11", "sluice: x", "left alone", ""},
 		{"12", "sluice: x", "", fmt.Sprintf(tell, "12", "see ticket 7 | bar; sluice: x")},
 		{"13", "sluice: x", "", fmt.Sprintf(tell, "13", "see ticket 7; sluice: x")},
@@ -106,10 +108,19 @@ func TestComment(t *testing.T) {
 		{"15", "sluice: x", "left alone", ""}, // by way of the accounting, which slurmctld does not know
 		{"16", "sluice: x", "left alone", ""},
 		{"17", "sluice: x", "left alone", ""},
+		// What scontrol says of a slurmctld that goes away, nothing at all, and a database that fails.
+		{"18", "sluice: x", later, fmt.Sprintf(tell, "18", "sluice: x")},
+		{"19", "sluice: x", later, fmt.Sprintf(tell, "19", "sluice: x")},
+		{"22", "sluice: x", later, fmt.Sprintf(tell+keep, "22", "sluice: x", "22", "sluice: x")},
+		{"23", "sluice: of one that the accounting may not have yet", later, ""},
+		// These stay.
+		{"20", "sluice: x", "denied", fmt.Sprintf(tell, "20", "sluice: x")},
+		{"21", "sluice: x", "not running", fmt.Sprintf(tell+keep, "21", "sluice: x", "21", "sluice: x")},
+		{"24", "sluice: x", "disabled", ""},
 	} {
 		err := c.Comment(t.Context(), x.job, x.text)
 		want := fmt.Sprintf(ask+old, x.job, x.job) + x.want
-		if got := asked(); got != want || errors.Is(err, ErrLater) != (x.err == ErrLater.Error()) || (err == nil) != (x.err == "") || err != nil && !strings.Contains(err.Error(), x.err) {
+		if got := asked(); got != want || errors.Is(err, ErrLater) != (x.err == later) || (err == nil) != (x.err == "") || err != nil && !strings.Contains(err.Error(), x.err) {
 			t.Errorf("comment of job %s: %v\n%s, want\n%s", x.job, err, got, want)
 		}
 	}

@@ -93,8 +93,8 @@ type Controller interface {
 	// Comment sets our part of the job's AdminComment, in the accounting if the job has ended. The
 	// text begins with OwnPrefix and replaces what was set before; text of others stays. It is
 	// an error if nothing can be added to that.
-	// ErrLater if slurmctld or the accounting does not answer, or does not know the
-	// job yet.
+	// ErrLater after any failure but a refusal that stays: slurmctld or the accounting does
+	// not answer, says something else, or does not know the job yet.
 	Comment(ctx context.Context, id, text string) error
 	// Notify shows a line on the terminal of the srun or salloc that waits for the job.
 	Notify(ctx context.Context, id, text string) error

@@ -18,7 +18,9 @@ import (
 type run struct {
 	job, name, state string
 	start, end       time.Time
-	units            int // of the licence
+	submitted        time.Time
+	again            bool // the job has had a later run
+	units            int  // of the licence
 	nodes            string
 	tres, comment    string
 }
@@ -27,29 +29,71 @@ type run struct {
 func (c *chaos) runs() []run {
 	c.t.Helper()
 	out, err := c.Ctl.Run(c.ctx, lab.Root, "env", "SLURM_TIME_FORMAT=%s", "sacct", "-a", "-D", "-X", "-n", "-P", "-S", "now-2hours",
-		"-o", "JobIDRaw,JobName,State,Start,End,AllocTRES,NodeList,AdminComment")
+		"-o", "JobIDRaw,JobName,State,Submit,Start,End,AllocTRES,NodeList,AdminComment")
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	var all []run
 	for line := range strings.Lines(out) {
-		f := strings.SplitN(strings.TrimSpace(line), "|", 8)
-		if len(f) < 8 {
+		f := strings.SplitN(strings.TrimSpace(line), "|", 9)
+		if len(f) < 9 {
 			c.t.Fatalf("sacct: %q", line)
 		}
-		r := run{job: f[0], name: f[1], state: f[2], start: unix(f[3]), end: unix(f[4]), tres: f[5], nodes: f[6], comment: f[7]}
-		for tres := range strings.SplitSeq(f[5], ",") {
+		r := run{job: f[0], name: f[1], state: f[2], submitted: unix(f[3]), start: unix(f[4]), end: unix(f[5]), tres: f[6], nodes: f[7], comment: f[8]}
+		for tres := range strings.SplitSeq(f[6], ",") {
 			if n, ok := strings.CutPrefix(tres, "license/rgpu="); ok {
 				r.units, _ = strconv.Atoi(n)
 			}
 		}
 		all = append(all, r)
 	}
+	last := map[string]time.Time{}
+	for _, r := range all {
+		if r.submitted.After(last[r.job]) {
+			last[r.job] = r.submitted
+		}
+	}
+	for i, r := range all {
+		all[i].again = r.submitted.Before(last[r.job])
+	}
 	return all
 }
 
 // reported says whether its AdminComment says what it has used.
 func (r run) reported() bool { return strings.Contains(r.comment, "asked ") }
+
+// excused says why a run rightly has no report, "" if it must have one.
+func (c *chaos) excused(r run) string {
+	switch {
+	case r.again:
+		// It was requeued as it completed, or after. slurmctld has one AdminComment for all runs of a job and takes the report
+		// for the next run, and what is changed in the accounting is the last run's.
+		return "requeued after its end"
+	case c.inGap(r) && !c.heard(r):
+		return "nobody there to write it"
+	case c.overwritten(r):
+		return "overwritten by Slurm"
+	}
+	return ""
+}
+
+// heard says whether the EpilogSlurmctld of a job's last run came through while slurmctld and the daemon beside it were
+// both there. The daemon then writes the report, whatever becomes of them.
+func (c *chaos) heard(r run) bool {
+	var began, ended time.Time
+	for _, e := range c.events(r.job) {
+		switch at := unixFloat(e.at); {
+		case e.hook != "EpilogSlurmctld" || at.Before(r.end):
+		case e.end:
+			ended = at
+		default:
+			began, ended = at, time.Time{}
+		}
+	}
+	return !began.IsZero() && !ended.IsZero() && !slices.ContainsFunc(c.gaps, func(g [2]time.Time) bool {
+		return began.Before(g[1]) && ended.After(g[0])
+	})
+}
 
 // overwritten says whether Slurm has put an older comment in the report's place, see restartReported.
 func (c *chaos) overwritten(r run) bool {
@@ -134,7 +178,7 @@ func (c *chaos) addUp(jobs int) {
 		runs = c.runs()
 		var without []string
 		for _, r := range runs {
-			if r.state == "COMPLETED" && r.units > 0 && !r.reported() && !c.inGap(r) && !c.overwritten(r) {
+			if r.state == "COMPLETED" && r.units > 0 && !r.reported() && c.excused(r) == "" {
 				without = append(without, r.job)
 			}
 		}
@@ -164,7 +208,7 @@ func (c *chaos) addUp(jobs int) {
 	c.overlent(loans)
 
 	ids := map[string]bool{}
-	billed, whole, reported, missed := 0.0, 0, 0, 0
+	billed, whole, reported, missed := 0.0, 0, 0, map[string]int{}
 	wholeBilled, wholeLent := 0.0, 0.0
 	for _, r := range runs {
 		ids[r.job] = true
@@ -215,13 +259,13 @@ func (c *chaos) addUp(jobs int) {
 		whole++
 		if r.reported() {
 			reported++
-		} else if c.inGap(r) || c.overwritten(r) {
-			missed++
+		} else if why := c.excused(r); why != "" {
+			missed[why]++
 		} else {
 			t.Logf("job %s, ended at %s, has no report but %q", r.job, r.end.UTC().Format(time.TimeOnly), r.comment)
 		}
 	}
-	t.Logf("%d jobs, %d runs, %d leases; %d runs came through with their fractions, %d of them with a report, %d ended while nobody could write one or have Slurm's", len(ids), len(runs), len(loans), whole, reported, missed)
+	t.Logf("%d jobs, %d runs, %d leases; %d runs came through with their fractions, %d of them with a report, without one for a reason: %v", len(ids), len(runs), len(loans), whole, reported, missed)
 	t.Logf("percent-seconds: %.0f billed by Slurm, %.0f lent by the owners; of those runs %.0f and %.0f", billed, lentSeconds, wholeBilled, wholeLent)
 	if len(ids) < jobs*9/10 {
 		t.Errorf("sacct knows %d jobs of %d", len(ids), jobs)

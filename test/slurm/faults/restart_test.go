@@ -20,6 +20,7 @@ func TestAccounting(t *testing.T) {
 		{"slurmctld restarted while a job completes", restartCompleting},
 		{"slurmctld restarted while it asks the database", restartAsking},
 		{"slurmctld restarted after a report", restartReported},
+		{"slurmctld killed while it is given a report", killReporting},
 		{"report of an array's last task", reportOfTask},
 	})
 }
@@ -34,6 +35,36 @@ func (r *rig) reported(t *testing.T, job string) {
 		}
 		return err
 	})
+}
+
+// Of a slurmctld that goes away amid an update, scontrol says only "Unexpected message received".
+func killReporting(t *testing.T, r *rig) {
+	r.restartCtld(t) // 26.05 does not start without a file that it first writes when it ends
+	j := r.sbatch(t, long, ask)
+	r.begun(t, j)
+	r.numbered(t, j)
+	r.Ctl.Signal("slurmdbd", syscall.SIGSTOP) // the accounting is asked first, which is when slurmctld is stopped
+	resume := func() { r.Ctl.Signal("slurmdbd", syscall.SIGCONT) }
+	defer resume()
+	r.scancel(t, j)
+	r.state(t, j, 40*time.Second, "CANCELLED")
+	r.saved(t, time.Now())
+	runs := func(command string) {
+		r.until(t, 20*time.Second, command+" runs", func() error {
+			if len(r.Ctl.PIDs(command)) == 0 {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+	}
+	runs("sacct")
+	r.Ctl.Signal("slurmctld", syscall.SIGSTOP)
+	resume()
+	runs("scontrol")
+	time.Sleep(time.Second) // it has connected
+	r.killCtld(t)
+	r.startCtld(t)
+	r.reported(t, j)
 }
 
 // The last task of an array has the array's number, by which Slurm's commands mean all of its tasks.
