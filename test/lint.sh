@@ -77,6 +77,9 @@ only '^remoting/(api|wire)/' '#define CTL_BEAT 3' '#define[[:space:]]+(CTL|SL_(F
 only '^remoting/(api|wire)/|^remoting/client/connect\.c$' 'struct wire_snapshot_head h;' 'wire_snapshot_head|wire\.SnapshotHead' \
 	'a snapshot has one decoder for both shims, in remoting/client/connect.c, and one in remoting/wire'
 
+only '^daemon/internal/host/peers\.go$' 'all, err = p.owner.List(ctx, h.cfg.Node)' '\b(p|pe|pt\.peer|a\.peer)\.(owner\.[A-Z]|note\()' \
+	'host calls owners by call and poll: calls with deadlines of their own had forgotten to note silence'
+
 # The guide for newcomers names files by path.
 # shellcheck disable=SC2016
 while read -r f; do
