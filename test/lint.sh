@@ -70,6 +70,7 @@ only '^internal/form/|^spank/options' 'ok := strings.HasPrefix(licence, "rgpu")'
 only '^spank/options' 'v := os.Getenv("SPANK_RGPU_MEM")' '"(SPANK_)?RGPU_' 'spank/options has the plug-in'"'"'s options: a list of them elsewhere lacks the next one'
 only '^daemon/internal/slurm/command\.go$' 'b.WriteString("sluice:")' '"sluice:"' 'slurm.OwnPrefix begins an AdminComment of ours: of three copies two wrote and one searched'
 only '^internal/form/' 'shift := 10 * (1 + strings.IndexByte("KMGT", c))' '"KMGT?"|func parseSize\(|\{"T", ?(40|1 ?<< ?40)|"[Kk]MGTPE"' 'internal/form reads and writes sizes: five copies took five grammars, and two wrote 1000M differently'
+only '^internal/form/' 'mem := (peak+1<<20-1)>>20' '1 ?<< ?20 ?- ?1\)? ?(>>|/)' 'internal/form.MiB rounds up to MiB: there were six copies'
 only '^remoting/wire/link\.go$' 'info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)' 'GetsockoptTCPInfo' \
 	'remoting/wire says what the kernel knows of a connection'
 only '^remoting/(api|wire)/' '#define CTL_BEAT 3' '#define[[:space:]]+(CTL|SL_(FRAME|STATUS|SESSION|FEATURE|MAX|OP))_|^[[:space:]]*(const[[:space:]]+)?(Op|Frame|Kind|Status|Feature)[A-Z][A-Za-z]*[[:space:]]+([a-z0-9]+[[:space:]]+)?=[[:space:]]*[0-9]|0x4c43574c|"SLUICE(\\r|-L)' \

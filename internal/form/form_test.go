@@ -162,3 +162,11 @@ func TestShort(t *testing.T) {
 		}
 	}
 }
+
+func TestMiB(t *testing.T) {
+	for n, want := range map[uint64]uint64{0: 0, 1: 1, 1 << 20: 1, 1<<20 + 1: 2, 20 << 30: 20480, 1<<64 - 1: 1 << 44} {
+		if got := MiB(n); got != want {
+			t.Errorf("%d bytes are %d MiB, want %d", n, got, want)
+		}
+	}
+}

@@ -34,6 +34,15 @@ func short(n, base uint64, units string) string {
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + units[u:u+1]
 }
 
+// MiB is a number of bytes in MiB, rounded up: what is used or asked is never said, nor charged, to be less.
+func MiB(n uint64) uint64 {
+	m := n >> 20
+	if n&(1<<20-1) != 0 {
+		m++
+	}
+	return m
+}
+
 // Bytes is a number of bytes that is written as 512M or 20G.
 type Bytes uint64
 

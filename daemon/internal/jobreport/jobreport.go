@@ -125,7 +125,7 @@ func Line(all []lease.Report) string {
 		fmt.Fprintf(&b, " %dMiB", s.AskedMem>>20)
 	}
 	fmt.Fprintf(&b, " granted %d%% %dMiB peak %dMiB gpu %s throttled %s calls %d waits %d in %s out %s",
-		s.Granted, s.Mem>>20, (s.Peak+1<<20-1)>>20, Duration(s.GPUTime), Duration(s.Share.Throttled),
+		s.Granted, s.Mem>>20, form.MiB(s.Peak), Duration(s.GPUTime), Duration(s.Share.Throttled),
 		s.Counts.Calls, s.Counts.Waits, binary(s.Counts.BytesIn), binary(s.Counts.BytesOut))
 	if s.Turns {
 		fmt.Fprintf(&b, " held %s waited %s", Duration(s.Share.Held), Duration(s.Share.Waited))
