@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -512,8 +513,8 @@ func TestFiles(t *testing.T) {
 // Whatever a session has written into the file, a reader gets numbers in bounds.
 func FuzzFile(f *testing.F) {
 	f.Add(0, []byte{1})
-	f.Add(atHigh, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
-	f.Add(headerSize+slDev, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	f.Add(int(unsafe.Offsetof(accountFile{}.high)), []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	f.Add(headerSize+int(unsafe.Offsetof(slotRecord{}.devices)), []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
 	a, err := CreateAnonymous([]uint64{1 << 30})
 	if err != nil {
 		f.Fatal(err)
@@ -655,7 +656,7 @@ func TestEstateEnds(t *testing.T) {
 	}
 	other.Borrow(1)
 	for _, ended := range []int64{int64(boottime.Now() - estateTime), int64(boottime.Now() + time.Hour), -1} {
-		other.file.slotWord(maker.slot, slEnded).Store(uint64(ended))
+		other.file.rec(maker.slot).ended.Store(uint64(ended))
 		if !other.Reserve(0, 1<<20) {
 			t.Errorf("an estate of %d counts", ended)
 		}
