@@ -115,7 +115,11 @@ only comment '^daemon/internal/slurm/command\.go$' 'go b.WriteString("sluice:")
 lua if comment:find("sluice:") then' '"sluice:"' 'slurm.OwnPrefix begins an AdminComment of ours: of three copies two wrote and one searched'
 only size '^internal/form/' 'go shift := 10 * (1 + strings.IndexByte("KMGT", c))
 go func parseSize(s string) (int64, error) {
-go {"T", 1<<40},' '"KMGT?"|func parseSize\(|\{"T", ?(40|1 ?<< ?40)' 'internal/form reads sizes: five copies took five grammars'
+go {"T", 1<<40},
+go units := "kMGTPE"' '"KMGT?"|func parseSize\(|\{"T", ?(40|1 ?<< ?40)|"[Kk]MGTPE"' 'internal/form reads and writes sizes: five copies took five grammars, and two wrote 1000M differently'
+only mib '^internal/form/' 'go mem := (peak+1<<20-1)>>20' '1 ?<< ?20 ?- ?1\)? ?(>>|/)' 'internal/form.MiB rounds up to MiB: there were six copies'
+only owners '^daemon/internal/host/peers\.go$' 'go all, err = p.owner.List(ctx, h.cfg.Node)' '\b(p|pe|pt\.peer|a\.peer)\.(owner\.[A-Z]|note\()' \
+	'host calls owners by call and poll: calls with deadlines of their own had forgotten to note silence'
 only tcp '^remoting/wire/link\.go$' 'go info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 c getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len)' 'GetsockoptTCPInfo|\bTCP_INFO\b' \
 	'remoting/wire says what the kernel knows of a connection'

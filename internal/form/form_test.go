@@ -146,3 +146,27 @@ func TestHasLicence(t *testing.T) {
 		t.Error("no licences at all have one of ours")
 	}
 }
+
+func TestShort(t *testing.T) {
+	for n, want := range map[uint64]string{
+		0: "0", 1023: "1023", 1024: "1K", 1536: "1.5K", 99<<20 + 900<<10: "99.9M", 99<<20 + 1000<<10: "100M", 999 << 20: "999M", 1000 << 20: "1000M",
+		1023 << 20: "1023M", 1024<<20 - 1: "1G", 20 << 30: "20G", 141<<30 + 1<<29: "142G", 1<<40 - 1: "1T", 1000 << 50: "1000P", 1<<64 - 1: "16E",
+	} {
+		if got := ShortBytes(n); got != want {
+			t.Errorf("%d bytes are %q, want %q", n, got, want)
+		}
+	}
+	for n, want := range map[uint64]string{0: "0", 999: "999", 1000: "1k", 1234: "1.2k", 999_499: "999k", 999_999: "1M", 123_456_789: "123M", 1<<64 - 1: "18.4E"} {
+		if got := ShortCount(n); got != want {
+			t.Errorf("%d is %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestMiB(t *testing.T) {
+	for n, want := range map[uint64]uint64{0: 0, 1: 1, 1 << 20: 1, 1<<20 + 1: 2, 20 << 30: 20480, 1<<64 - 1: 1 << 44} {
+		if got := MiB(n); got != want {
+			t.Errorf("%d bytes are %d MiB, want %d", n, got, want)
+		}
+	}
+}

@@ -13,6 +13,36 @@ var units = []struct {
 	shift  uint
 }{{"T", 40}, {"G", 30}, {"M", 20}, {"K", 10}}
 
+// ShortBytes is a number of bytes to three digits, with a unit of powers of 1024: 3.4G. From 1000 to 1023 of a unit it has four digits.
+func ShortBytes(n uint64) string { return short(n, 1024, "KMGTPE") }
+
+// ShortCount is n to three digits, with a unit of powers of 1000: 1.2k.
+func ShortCount(n uint64) string { return short(n, 1000, "kMGTPE") }
+
+func short(n, base uint64, units string) string {
+	if n < base {
+		return strconv.FormatUint(n, 10)
+	}
+	b := float64(base)
+	v, u := float64(n)/b, 0
+	for ; v >= b-0.5 && u < len(units)-1; u++ {
+		v /= b
+	}
+	if v >= 99.95 {
+		return fmt.Sprintf("%.0f%c", v, units[u])
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + units[u:u+1]
+}
+
+// MiB is a number of bytes in MiB, rounded up: what is used or asked is never said, nor charged, to be less.
+func MiB(n uint64) uint64 {
+	m := n >> 20
+	if n&(1<<20-1) != 0 {
+		m++
+	}
+	return m
+}
+
 // Bytes is a number of bytes that is written as 512M or 20G.
 type Bytes uint64
 

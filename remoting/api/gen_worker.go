@@ -237,14 +237,14 @@ func decodeParams(p *printer, r Row) {
 			p.f("\tvar o_%s uint64\n\tmemIn(d, unsafe.Pointer(&o_%s), 8)\n", n, n)
 		}
 	}
-	p.f("\tif d.Err() != nil {\n\t\treturn s.malformed(%d)\n\t}\n", r.Op)
+	p.f("\tif d.Err() != nil {\n\t\treturn s.malformed()\n\t}\n")
 	for _, q := range r.Wire {
 		if q.Mode == InArray {
 			a := "a_"
 			if q.HKind != "" {
 				a = "ids_"
 			}
-			p.f("\tif %s%s != nil && uint64(len(%s%s)) != uint64(p_%s) {\n\t\treturn s.malformed(%d)\n\t}\n", a, q.Name, a, q.Name, q.Count, r.Op)
+			p.f("\tif %s%s != nil && uint64(len(%s%s)) != uint64(p_%s) {\n\t\treturn s.malformed()\n\t}\n", a, q.Name, a, q.Name, q.Count)
 		}
 	}
 }

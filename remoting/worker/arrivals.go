@@ -93,7 +93,7 @@ func (s *session) arrivedFrame(p []byte) int32 {
 	var m wire.Arrived
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil || m.Later > 1 {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	s.given = m.Stream
 	stream, _, rc := s.copyTarget(m.Stream)

@@ -117,7 +117,7 @@ func (s *session) bulkOp(p []byte) int32 {
 		var m wire.BulkDrop
 		m.Decode(&s.dec)
 		if s.dec.Done() != nil {
-			return s.malformed(s.hdr.Op)
+			return s.malformed()
 		}
 		s.bulk.drop(m.Part)
 		return 0
@@ -135,7 +135,7 @@ func (s *session) bulkOp(p []byte) int32 {
 // bulkOpen gives the client the key.
 func (s *session) bulkOpen() int32 {
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	b := &s.bulk
 	if b.most == 0 {
@@ -194,11 +194,11 @@ func (s *session) copyInBulk() int32 {
 	m.Decode(&s.dec)
 	b := &s.bulk
 	if s.dec.Done() != nil || m.Last > 1 {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	q := b.claim(m.Part, m.Size)
 	if q < 0 {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	s.given = m.Stream
 	s.counts.BytesIn += wire.BulkPartSize + uint64(m.Size)

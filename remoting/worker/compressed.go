@@ -30,7 +30,7 @@ func (s *session) copyInCompressedFrame() (int32, error) {
 	}
 	if n := s.rd.Left(); n < wire.CopyInCompressedSize || n > wire.CopyInCompressedSize+wire.MaxCopyIn {
 		s.rd.Done()
-		return s.malformed(s.hdr.Op), nil
+		return s.malformed(), nil
 	}
 	b, err := s.rd.Payload()
 	s.rd.Done()
@@ -41,7 +41,7 @@ func (s *session) copyInCompressedFrame() (int32, error) {
 	s.dec.Reset(b[:wire.CopyInCompressedSize])
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil || m.Last > 1 || m.Size == 0 || m.Size > wire.MaxCompressed {
-		return s.malformed(s.hdr.Op), nil
+		return s.malformed(), nil
 	}
 	if z.plain == nil {
 		z.plain = make([]byte, wire.MaxCompressed)

@@ -92,7 +92,7 @@ func (s *session) contentFind() int32 {
 	var m wire.ContentFind
 	m.Decode(&s.dec)
 	if m.NPieces == 0 || m.NPieces > wire.MaxContentFind || m.Hold > 1 {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	asked := make([]contentName, m.NPieces)
 	for i := range asked {
@@ -100,11 +100,11 @@ func (s *session) contentFind() int32 {
 		p.Decode(&s.dec)
 		asked[i] = contentName{p.Sum, p.Size}
 		if p.Size == 0 || p.Size > wire.MaxContent {
-			return s.malformed(s.hdr.Op)
+			return s.malformed()
 		}
 	}
 	if s.dec.Done() != nil || s.hdr.Call == 0 {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if c.store == nil {
 		return C.CUDA_ERROR_NOT_SUPPORTED
@@ -191,7 +191,7 @@ func (s *session) copyInStored() int32 {
 	var m wire.CopyInStored
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil || m.Last > 1 {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	f := s.contents.take(contentName{m.Sum, m.Size})
 	if f == nil {
@@ -261,7 +261,7 @@ func (s *session) contentKeep() int32 {
 	var m wire.ContentKeep
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil || m.Size == 0 || m.Size > wire.MaxContent || m.Dst > math.MaxUint64-wire.MaxContent {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if c.store == nil || int64(m.Size) > c.left {
 		return 0

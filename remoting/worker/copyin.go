@@ -220,7 +220,7 @@ func (s *session) copyInFrame() (int32, error) {
 	m.Decode(&s.dec)
 	if err != nil || s.rd.Left() > wire.MaxCopyIn || m.Last > 1 {
 		s.rd.Done()
-		return s.malformed(s.hdr.Op), nil
+		return s.malformed(), nil
 	}
 	s.given = m.Stream
 	f, err := s.source()
@@ -291,12 +291,12 @@ func (s *session) copyIn3DFrame() (int32, error) {
 	b := desc3D{m.Box}
 	if err != nil || !b.valid() {
 		s.rd.Done()
-		return s.malformed(s.hdr.Op), nil
+		return s.malformed(), nil
 	}
 	total, _ := b.size()
 	if uint64(s.rd.Left()) != total || total > wire.MaxCopyIn {
 		s.rd.Done()
-		return s.malformed(s.hdr.Op), nil
+		return s.malformed(), nil
 	}
 	s.given = b.Stream
 	f, err := s.source()

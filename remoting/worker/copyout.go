@@ -356,7 +356,7 @@ func (s *session) copyOut(p []byte) int32 {
 	m.Decode(d)
 	total := m.Size
 	if d.Done() != nil || total > 1<<50 {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	return s.copyOutAll(m.Stream, m.Delivery, total, func(st uint64) copier {
 		return func(slot []byte, off uint64) (int, int32) {
@@ -376,7 +376,7 @@ func (s *session) copyOut3D(p []byte) int32 {
 	m.Decode(d)
 	b := desc3D{m.Box}
 	if d.Done() != nil || !b.valid() {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	total, _ := b.size()
 	box, rc := s.realBox(&b)

@@ -195,7 +195,7 @@ func TestStepsOut(t *testing.T) {
 	var went []uint64 // crossings, for each piece
 	last := uint64(0)
 	in.before = func() {
-		if s.gates.Inside() || g.Crossings()&1 != 0 {
+		if g.Crossings()&1 != 0 {
 			t.Error("the executor reads inside of the gate")
 		}
 		went = append(went, g.Crossings()-last)

@@ -1481,7 +1481,7 @@ func (s *session) do_cuArray3DCreate_v2(d *wire.Decoder, e *wire.Encoder) int32 
 		p_pAllocateArray = &v_pAllocateArray
 	}
 	if d.Err() != nil {
-		return s.malformed(1)
+		return s.malformed()
 	}
 	rc := s.cuArray3DCreate_v2(id_pHandle, &o_pHandle, p_pAllocateArray)
 	s.bind(wire.KindArray, id_pHandle, uint64(o_pHandle), rc)
@@ -1493,7 +1493,7 @@ func (s *session) do_cuArray3DGetDescriptor_v2(d *wire.Decoder, e *wire.Encoder)
 	var o_pArrayDescriptor C.CUDA_ARRAY3D_DESCRIPTOR
 	h_hArray := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(3)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindArray, h_hArray.id)
@@ -1521,7 +1521,7 @@ func (s *session) do_cuArrayCreate_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 		p_pAllocateArray = &v_pAllocateArray
 	}
 	if d.Err() != nil {
-		return s.malformed(5)
+		return s.malformed()
 	}
 	rc := s.cuArrayCreate_v2(id_pHandle, &o_pHandle, p_pAllocateArray)
 	s.bind(wire.KindArray, id_pHandle, uint64(o_pHandle), rc)
@@ -1531,7 +1531,7 @@ func (s *session) do_cuArrayCreate_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuArrayDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hArray := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(6)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindArray, h_hArray.id)
@@ -1549,7 +1549,7 @@ func (s *session) do_cuArrayGetDescriptor_v2(d *wire.Decoder, e *wire.Encoder) i
 	var o_pArrayDescriptor C.CUDA_ARRAY_DESCRIPTOR
 	h_hArray := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(8)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindArray, h_hArray.id)
@@ -1573,7 +1573,7 @@ func (s *session) do_cuArrayGetMemoryRequirements(d *wire.Decoder, e *wire.Encod
 	h_array := href{id: d.U32()}
 	p_device := d.U32()
 	if d.Err() != nil {
-		return s.malformed(9)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindArray, h_array.id)
@@ -1597,7 +1597,7 @@ func (s *session) do_cuArrayGetPlane(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hArray := href{id: d.U32()}
 	p_planeIdx := d.U32()
 	if d.Err() != nil {
-		return s.malformed(10)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindArray, h_hArray.id)
@@ -1619,7 +1619,7 @@ func (s *session) do_cuArrayGetSparseProperties(d *wire.Decoder, e *wire.Encoder
 	var o_sparseProperties C.CUDA_ARRAY_SPARSE_PROPERTIES
 	h_array := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(11)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindArray, h_array.id)
@@ -1643,7 +1643,7 @@ func (s *session) do_cuCtxCreate_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_flags := d.U32()
 	p_dev := d.U32()
 	if d.Err() != nil {
-		return s.malformed(24)
+		return s.malformed()
 	}
 	rc := s.cuCtxCreate_v2(id_pctx, &o_pctx, p_flags, p_dev)
 	s.bind(wire.KindCtx, id_pctx, uint64(o_pctx), rc)
@@ -1653,7 +1653,7 @@ func (s *session) do_cuCtxCreate_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuCtxDestroy_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_ctx := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(28)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindCtx, h_ctx.id)
@@ -1669,7 +1669,7 @@ func (s *session) do_cuCtxDestroy_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuCtxDisablePeerAccess(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_peerContext := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(30)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindCtx, h_peerContext.id)
@@ -1686,7 +1686,7 @@ func (s *session) do_cuCtxEnablePeerAccess(d *wire.Decoder, e *wire.Encoder) int
 	h_peerContext := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(31)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindCtx, h_peerContext.id)
@@ -1704,7 +1704,7 @@ func (s *session) do_cuCtxGetLimit(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_pvalue C.size_t
 	p_limit := d.U32()
 	if d.Err() != nil {
-		return s.malformed(42)
+		return s.malformed()
 	}
 	rc := C.call_cuCtxGetLimit(&o_pvalue, C.uint32_t(p_limit))
 	if rc == C.CUDA_SUCCESS {
@@ -1719,7 +1719,7 @@ func (s *session) do_cuCtxRecordEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hCtx := href{id: d.U32()}
 	h_hEvent := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(49)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindCtx, h_hCtx.id)
@@ -1741,7 +1741,7 @@ func (s *session) do_cuCtxRecordEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 
 func (s *session) do_cuCtxResetPersistingL2Cache(d *wire.Decoder, e *wire.Encoder) int32 {
 	if d.Err() != nil {
-		return s.malformed(50)
+		return s.malformed()
 	}
 	rc := C.call_cuCtxResetPersistingL2Cache()
 	return int32(rc)
@@ -1751,7 +1751,7 @@ func (s *session) do_cuCtxSetLimit(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_limit := d.U32()
 	p_value := d.U64()
 	if d.Err() != nil {
-		return s.malformed(54)
+		return s.malformed()
 	}
 	rc := s.cuCtxSetLimit(p_limit, p_value)
 	return int32(rc)
@@ -1759,7 +1759,7 @@ func (s *session) do_cuCtxSetLimit(d *wire.Decoder, e *wire.Encoder) int32 {
 
 func (s *session) do_cuCtxSynchronize(d *wire.Decoder, e *wire.Encoder) int32 {
 	if d.Err() != nil {
-		return s.malformed(56)
+		return s.malformed()
 	}
 	rc := s.cuCtxSynchronize()
 	return int32(rc)
@@ -1769,7 +1769,7 @@ func (s *session) do_cuCtxWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hCtx := href{id: d.U32()}
 	h_hEvent := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(58)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindCtx, h_hCtx.id)
@@ -1806,10 +1806,10 @@ func (s *session) do_cuDevResourceGenerateDesc(d *wire.Decoder, e *wire.Encoder)
 	}
 	p_nbResources := d.U32()
 	if d.Err() != nil {
-		return s.malformed(61)
+		return s.malformed()
 	}
 	if a_resources != nil && uint64(len(a_resources)) != uint64(p_nbResources) {
-		return s.malformed(61)
+		return s.malformed()
 	}
 	rc := s.cuDevResourceGenerateDesc(id_phDesc, &o_phDesc, a_resources, p_nbResources)
 	s.bind(wire.KindResdesc, id_phDesc, uint64(o_phDesc), rc)
@@ -1834,7 +1834,7 @@ func (s *session) do_cuDevSmResourceSplitByCount(d *wire.Decoder, e *wire.Encode
 	p_useFlags := d.U32()
 	p_minCount := d.U32()
 	if d.Err() != nil {
-		return s.malformed(62)
+		return s.malformed()
 	}
 	rc := s.cuDevSmResourceSplitByCount(&o_made, &o_result, &o_remaining, p_input, p_groups, p_index, p_useFlags, p_minCount)
 	if rc == C.CUDA_SUCCESS {
@@ -1857,7 +1857,7 @@ func (s *session) do_cuDeviceCanAccessPeer(d *wire.Decoder, e *wire.Encoder) int
 	p_dev := d.U32()
 	p_peerDev := d.U32()
 	if d.Err() != nil {
-		return s.malformed(63)
+		return s.malformed()
 	}
 	rc := C.call_cuDeviceCanAccessPeer(&o_canAccessPeer, C.uint32_t(p_dev), C.uint32_t(p_peerDev))
 	if rc == C.CUDA_SUCCESS {
@@ -1873,7 +1873,7 @@ func (s *session) do_cuDeviceGetDefaultMemPool(d *wire.Decoder, e *wire.Encoder)
 	var o_pool_out C.uint64_t
 	p_dev := d.U32()
 	if d.Err() != nil {
-		return s.malformed(69)
+		return s.malformed()
 	}
 	rc := C.call_cuDeviceGetDefaultMemPool(&o_pool_out, C.uint32_t(p_dev))
 	if rc == C.CUDA_SUCCESS {
@@ -1890,7 +1890,7 @@ func (s *session) do_cuDeviceGetDevResource(d *wire.Decoder, e *wire.Encoder) in
 	var o_resource C.CUdevResource
 	p_type := d.U32()
 	if d.Err() != nil {
-		return s.malformed(70)
+		return s.malformed()
 	}
 	rc := s.cuDeviceGetDevResource(p_device, &o_resource, p_type)
 	if rc == C.CUDA_SUCCESS {
@@ -1907,7 +1907,7 @@ func (s *session) do_cuDeviceGetGraphMemAttribute(d *wire.Decoder, e *wire.Encod
 	w_value := d.U8() != 0
 	var o_value uint64
 	if d.Err() != nil {
-		return s.malformed(72)
+		return s.malformed()
 	}
 	rc := C.call_cuDeviceGetGraphMemAttribute(C.uint32_t(p_device), C.uint32_t(p_attr), unsafe.Pointer(&o_value))
 	if rc == C.CUDA_SUCCESS {
@@ -1923,7 +1923,7 @@ func (s *session) do_cuDeviceGetMemPool(d *wire.Decoder, e *wire.Encoder) int32 
 	var o_pool C.uint64_t
 	p_dev := d.U32()
 	if d.Err() != nil {
-		return s.malformed(75)
+		return s.malformed()
 	}
 	rc := C.call_cuDeviceGetMemPool(&o_pool, C.uint32_t(p_dev))
 	if rc == C.CUDA_SUCCESS {
@@ -1941,7 +1941,7 @@ func (s *session) do_cuDeviceGetP2PAttribute(d *wire.Decoder, e *wire.Encoder) i
 	p_srcDevice := d.U32()
 	p_dstDevice := d.U32()
 	if d.Err() != nil {
-		return s.malformed(79)
+		return s.malformed()
 	}
 	rc := C.call_cuDeviceGetP2PAttribute(&o_value, C.uint32_t(p_attrib), C.uint32_t(p_srcDevice), C.uint32_t(p_dstDevice))
 	if rc == C.CUDA_SUCCESS {
@@ -1955,7 +1955,7 @@ func (s *session) do_cuDeviceGetP2PAttribute(d *wire.Decoder, e *wire.Encoder) i
 func (s *session) do_cuDeviceGraphMemTrim(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_device := d.U32()
 	if d.Err() != nil {
-		return s.malformed(85)
+		return s.malformed()
 	}
 	rc := s.cuDeviceGraphMemTrim(p_device)
 	return int32(rc)
@@ -1964,7 +1964,7 @@ func (s *session) do_cuDeviceGraphMemTrim(d *wire.Decoder, e *wire.Encoder) int3
 func (s *session) do_cuDevicePrimaryCtxRelease_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_dev := d.U32()
 	if d.Err() != nil {
-		return s.malformed(88)
+		return s.malformed()
 	}
 	rc := s.cuDevicePrimaryCtxRelease_v2(p_dev)
 	return int32(rc)
@@ -1973,7 +1973,7 @@ func (s *session) do_cuDevicePrimaryCtxRelease_v2(d *wire.Decoder, e *wire.Encod
 func (s *session) do_cuDevicePrimaryCtxReset_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_dev := d.U32()
 	if d.Err() != nil {
-		return s.malformed(90)
+		return s.malformed()
 	}
 	rc := s.cuDevicePrimaryCtxReset_v2(p_dev)
 	return int32(rc)
@@ -1985,7 +1985,7 @@ func (s *session) do_cuDeviceSetGraphMemAttribute(d *wire.Decoder, e *wire.Encod
 	var o_value uint64
 	memIn(d, unsafe.Pointer(&o_value), 8)
 	if d.Err() != nil {
-		return s.malformed(95)
+		return s.malformed()
 	}
 	rc := C.call_cuDeviceSetGraphMemAttribute(C.uint32_t(p_device), C.uint32_t(p_attr), unsafe.Pointer(&o_value))
 	return int32(rc)
@@ -1995,7 +1995,7 @@ func (s *session) do_cuDeviceSetMemPool(d *wire.Decoder, e *wire.Encoder) int32 
 	p_dev := d.U32()
 	h_pool := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(96)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -2013,7 +2013,7 @@ func (s *session) do_cuEventCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_phEvent C.uint64_t
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(110)
+		return s.malformed()
 	}
 	rc := C.call_cuEventCreate(&o_phEvent, C.uint32_t(p_Flags))
 	s.bind(wire.KindEvent, id_phEvent, uint64(o_phEvent), rc)
@@ -2023,7 +2023,7 @@ func (s *session) do_cuEventCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuEventDestroy_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hEvent := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(112)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
@@ -2042,7 +2042,7 @@ func (s *session) do_cuEventElapsedTime_v2(d *wire.Decoder, e *wire.Encoder) int
 	h_hStart := href{id: d.U32()}
 	h_hEnd := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(114)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_hStart.id)
@@ -2072,7 +2072,7 @@ func (s *session) do_cuEventRecord(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(116)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
@@ -2098,7 +2098,7 @@ func (s *session) do_cuEventRecordWithFlags(d *wire.Decoder, e *wire.Encoder) in
 	s.give(h_hStream.id)
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(117)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
@@ -2121,7 +2121,7 @@ func (s *session) do_cuEventRecordWithFlags(d *wire.Decoder, e *wire.Encoder) in
 func (s *session) do_cuEventSynchronize(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hEvent := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(118)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_hEvent.id)
@@ -2138,7 +2138,7 @@ func (s *session) do_cuFlushGPUDirectRDMAWrites(d *wire.Decoder, e *wire.Encoder
 	p_target := d.U32()
 	p_scope := d.U32()
 	if d.Err() != nil {
-		return s.malformed(121)
+		return s.malformed()
 	}
 	rc := C.call_cuFlushGPUDirectRDMAWrites(C.uint32_t(p_target), C.uint32_t(p_scope))
 	return int32(rc)
@@ -2149,7 +2149,7 @@ func (s *session) do_cuFuncSetAttribute(d *wire.Decoder, e *wire.Encoder) int32 
 	p_attrib := d.U32()
 	p_value := d.U32()
 	if d.Err() != nil {
-		return s.malformed(128)
+		return s.malformed()
 	}
 	{
 		real, ok := s.function(h_hfunc.id)
@@ -2166,7 +2166,7 @@ func (s *session) do_cuFuncSetCacheConfig(d *wire.Decoder, e *wire.Encoder) int3
 	h_hfunc := href{id: d.U32()}
 	p_config := d.U32()
 	if d.Err() != nil {
-		return s.malformed(130)
+		return s.malformed()
 	}
 	{
 		real, ok := s.function(h_hfunc.id)
@@ -2183,7 +2183,7 @@ func (s *session) do_cuFuncSetSharedMemConfig(d *wire.Decoder, e *wire.Encoder) 
 	h_hfunc := href{id: d.U32()}
 	p_config := d.U32()
 	if d.Err() != nil {
-		return s.malformed(131)
+		return s.malformed()
 	}
 	{
 		real, ok := s.function(h_hfunc.id)
@@ -2216,10 +2216,10 @@ func (s *session) do_cuGraphAddChildGraphNode(d *wire.Decoder, e *wire.Encoder) 
 	h_childGraph := href{id: d.U32()}
 	p_ownership := d.U32()
 	if d.Err() != nil {
-		return s.malformed(153)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(153)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2282,13 +2282,13 @@ func (s *session) do_cuGraphAddDependencies(d *wire.Decoder, e *wire.Encoder) in
 	}
 	p_numDependencies := d.U64()
 	if d.Err() != nil {
-		return s.malformed(154)
+		return s.malformed()
 	}
 	if ids_from != nil && uint64(len(ids_from)) != uint64(p_numDependencies) {
-		return s.malformed(154)
+		return s.malformed()
 	}
 	if ids_to != nil && uint64(len(ids_to)) != uint64(p_numDependencies) {
-		return s.malformed(154)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2357,16 +2357,16 @@ func (s *session) do_cuGraphAddDependencies_v2(d *wire.Decoder, e *wire.Encoder)
 	}
 	p_numDependencies := d.U64()
 	if d.Err() != nil {
-		return s.malformed(155)
+		return s.malformed()
 	}
 	if ids_from != nil && uint64(len(ids_from)) != uint64(p_numDependencies) {
-		return s.malformed(155)
+		return s.malformed()
 	}
 	if ids_to != nil && uint64(len(ids_to)) != uint64(p_numDependencies) {
-		return s.malformed(155)
+		return s.malformed()
 	}
 	if a_edgeData != nil && uint64(len(a_edgeData)) != uint64(p_numDependencies) {
-		return s.malformed(155)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2413,10 +2413,10 @@ func (s *session) do_cuGraphAddEmptyNode(d *wire.Decoder, e *wire.Encoder) int32
 	}
 	p_numDependencies := d.U64()
 	if d.Err() != nil {
-		return s.malformed(156)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(156)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2460,10 +2460,10 @@ func (s *session) do_cuGraphAddEventRecordNode(d *wire.Decoder, e *wire.Encoder)
 	p_numDependencies := d.U64()
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(157)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(157)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2514,10 +2514,10 @@ func (s *session) do_cuGraphAddEventWaitNode(d *wire.Decoder, e *wire.Encoder) i
 	p_numDependencies := d.U64()
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(158)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(158)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2568,10 +2568,10 @@ func (s *session) do_cuGraphAddHostNode(d *wire.Decoder, e *wire.Encoder) int32 
 	p_numDependencies := d.U64()
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(161)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(161)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2635,13 +2635,13 @@ func (s *session) do_cuGraphAddKernelNode_v2(d *wire.Decoder, e *wire.Encoder) i
 	}
 	p_paramBytes := d.U32()
 	if d.Err() != nil {
-		return s.malformed(163)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(163)
+		return s.malformed()
 	}
 	if a_params != nil && uint64(len(a_params)) != uint64(p_paramBytes) {
-		return s.malformed(163)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2695,10 +2695,10 @@ func (s *session) do_cuGraphAddMemAllocNode(d *wire.Decoder, e *wire.Encoder) in
 	w_dptr := d.U8() != 0
 	var o_dptr C.CUdeviceptr
 	if d.Err() != nil {
-		return s.malformed(164)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(164)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2747,10 +2747,10 @@ func (s *session) do_cuGraphAddMemFreeNode(d *wire.Decoder, e *wire.Encoder) int
 	p_numDependencies := d.U64()
 	p_dptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(165)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(165)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2801,10 +2801,10 @@ func (s *session) do_cuGraphAddMemcpyNode(d *wire.Decoder, e *wire.Encoder) int3
 	h_ctx := href{id: d.U32()}
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(166)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(166)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2861,10 +2861,10 @@ func (s *session) do_cuGraphAddMemsetNode(d *wire.Decoder, e *wire.Encoder) int3
 	}
 	h_ctx := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(167)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(167)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2919,10 +2919,10 @@ func (s *session) do_cuGraphAddNode(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_bodies := d.U8() != 0
 	o_size := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(168)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(168)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -2974,7 +2974,7 @@ func (s *session) do_cuGraphChildGraphNodeGetGraph(d *wire.Decoder, e *wire.Enco
 	w_phGraph := d.U8() != 0
 	var o_phGraph C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(172)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -2997,7 +2997,7 @@ func (s *session) do_cuGraphClone(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_phGraphClone C.uint64_t
 	h_originalGraph := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(173)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_originalGraph.id)
@@ -3019,7 +3019,7 @@ func (s *session) do_cuGraphConditionalHandleCreate(d *wire.Decoder, e *wire.Enc
 	p_defaultLaunchValue := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(174)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3049,7 +3049,7 @@ func (s *session) do_cuGraphCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_phGraph C.uint64_t
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(175)
+		return s.malformed()
 	}
 	rc := C.call_cuGraphCreate(&o_phGraph, C.uint32_t(p_flags))
 	s.bind(wire.KindGraph, id_phGraph, uint64(o_phGraph), rc)
@@ -3059,7 +3059,7 @@ func (s *session) do_cuGraphCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuGraphDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraph := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(177)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3079,7 +3079,7 @@ func (s *session) do_cuGraphDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuGraphDestroyNode(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hNode := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(178)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3098,7 +3098,7 @@ func (s *session) do_cuGraphEventRecordNodeGetEvent(d *wire.Decoder, e *wire.Enc
 	w_event_out := d.U8() != 0
 	var o_event_out C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(179)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3120,7 +3120,7 @@ func (s *session) do_cuGraphEventRecordNodeSetEvent(d *wire.Decoder, e *wire.Enc
 	h_hNode := href{id: d.U32()}
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(180)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3145,7 +3145,7 @@ func (s *session) do_cuGraphEventWaitNodeGetEvent(d *wire.Decoder, e *wire.Encod
 	w_event_out := d.U8() != 0
 	var o_event_out C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(181)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3167,7 +3167,7 @@ func (s *session) do_cuGraphEventWaitNodeSetEvent(d *wire.Decoder, e *wire.Encod
 	h_hNode := href{id: d.U32()}
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(182)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3192,7 +3192,7 @@ func (s *session) do_cuGraphExecChildGraphNodeSetParams(d *wire.Decoder, e *wire
 	h_hNode := href{id: d.U32()}
 	h_childGraph := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(184)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3223,7 +3223,7 @@ func (s *session) do_cuGraphExecChildGraphNodeSetParams(d *wire.Decoder, e *wire
 func (s *session) do_cuGraphExecDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hGraphExec := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(185)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3241,7 +3241,7 @@ func (s *session) do_cuGraphExecEventRecordNodeSetEvent(d *wire.Decoder, e *wire
 	h_hNode := href{id: d.U32()}
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(186)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3274,7 +3274,7 @@ func (s *session) do_cuGraphExecEventWaitNodeSetEvent(d *wire.Decoder, e *wire.E
 	h_hNode := href{id: d.U32()}
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(187)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3307,7 +3307,7 @@ func (s *session) do_cuGraphExecGetFlags(d *wire.Decoder, e *wire.Encoder) int32
 	w_flags := d.U8() != 0
 	var o_flags C.cuuint64_t
 	if d.Err() != nil {
-		return s.malformed(190)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3330,7 +3330,7 @@ func (s *session) do_cuGraphExecHostNodeSetParams(d *wire.Decoder, e *wire.Encod
 	h_hNode := href{id: d.U32()}
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(191)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3376,10 +3376,10 @@ func (s *session) do_cuGraphExecKernelNodeSetParams_v2(d *wire.Decoder, e *wire.
 	}
 	p_paramBytes := d.U32()
 	if d.Err() != nil {
-		return s.malformed(193)
+		return s.malformed()
 	}
 	if a_params != nil && uint64(len(a_params)) != uint64(p_paramBytes) {
-		return s.malformed(193)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3419,7 +3419,7 @@ func (s *session) do_cuGraphExecMemcpyNodeSetParams(d *wire.Decoder, e *wire.Enc
 	h_ctx := href{id: d.U32()}
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(194)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3458,7 +3458,7 @@ func (s *session) do_cuGraphExecMemsetNodeSetParams(d *wire.Decoder, e *wire.Enc
 	}
 	h_ctx := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(195)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3496,7 +3496,7 @@ func (s *session) do_cuGraphExecUpdate(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_errorNode := d.U8() != 0
 	var o_errorNode C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(197)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3539,7 +3539,7 @@ func (s *session) do_cuGraphExecUpdate_v2(d *wire.Decoder, e *wire.Encoder) int3
 	w_errorFromNode := d.U8() != 0
 	var o_errorFromNode C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(198)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -3579,7 +3579,7 @@ func (s *session) do_cuGraphGetEdges(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_to := d.U8() != 0
 	o_numEdges := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(203)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3626,7 +3626,7 @@ func (s *session) do_cuGraphGetEdges_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	w_edgeData := d.U8() != 0
 	o_numEdges := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(204)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3683,7 +3683,7 @@ func (s *session) do_cuGraphGetNodes(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_nodes := d.U8() != 0
 	o_numNodes := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(205)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3716,7 +3716,7 @@ func (s *session) do_cuGraphGetRootNodes(d *wire.Decoder, e *wire.Encoder) int32
 	w_rootNodes := d.U8() != 0
 	o_numRootNodes := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(206)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3749,7 +3749,7 @@ func (s *session) do_cuGraphHostNodeGetParams(d *wire.Decoder, e *wire.Encoder) 
 	w_hostfn := d.U8() != 0
 	var o_hostfn C.uint
 	if d.Err() != nil {
-		return s.malformed(207)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3771,7 +3771,7 @@ func (s *session) do_cuGraphHostNodeSetParams(d *wire.Decoder, e *wire.Encoder) 
 	h_hNode := href{id: d.U32()}
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(208)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3790,7 +3790,7 @@ func (s *session) do_cuGraphInstantiateWithFlags(d *wire.Decoder, e *wire.Encode
 	h_hGraph := href{id: d.U32()}
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(210)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3812,7 +3812,7 @@ func (s *session) do_cuGraphInstantiateWithParams(d *wire.Decoder, e *wire.Encod
 	w_errorNode := d.U8() != 0
 	var o_errorNode C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(211)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -3837,7 +3837,7 @@ func (s *session) do_cuGraphKernelNodeCopyAttributes(d *wire.Decoder, e *wire.En
 	h_dst := href{id: d.U32()}
 	h_src := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(213)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_dst.id)
@@ -3863,7 +3863,7 @@ func (s *session) do_cuGraphKernelNodeGetAttribute(d *wire.Decoder, e *wire.Enco
 	w_value_out := d.U8() != 0
 	var o_value_out C.CUkernelNodeAttrValue
 	if d.Err() != nil {
-		return s.malformed(214)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3894,7 +3894,7 @@ func (s *session) do_cuGraphKernelNodeGetParams_v2(d *wire.Decoder, e *wire.Enco
 	w_params := d.U8() != 0
 	o_paramBytes := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(216)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3944,7 +3944,7 @@ func (s *session) do_cuGraphKernelNodeSetAttribute(d *wire.Decoder, e *wire.Enco
 		p_value = &v_value
 	}
 	if d.Err() != nil {
-		return s.malformed(217)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -3981,10 +3981,10 @@ func (s *session) do_cuGraphKernelNodeSetParams_v2(d *wire.Decoder, e *wire.Enco
 	}
 	p_paramBytes := d.U32()
 	if d.Err() != nil {
-		return s.malformed(219)
+		return s.malformed()
 	}
 	if a_params != nil && uint64(len(a_params)) != uint64(p_paramBytes) {
-		return s.malformed(219)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4009,7 +4009,7 @@ func (s *session) do_cuGraphLaunch(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(220)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraph.id)
@@ -4049,7 +4049,7 @@ func (s *session) do_cuGraphMemAllocNodeGetParams(d *wire.Decoder, e *wire.Encod
 	w_params_out := d.U8() != 0
 	var o_params_out C.CUDA_MEM_ALLOC_NODE_PARAMS
 	if d.Err() != nil {
-		return s.malformed(221)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4072,7 +4072,7 @@ func (s *session) do_cuGraphMemFreeNodeGetParams(d *wire.Decoder, e *wire.Encode
 	w_dptr_out := d.U8() != 0
 	var o_dptr_out C.CUdeviceptr
 	if d.Err() != nil {
-		return s.malformed(222)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4101,7 +4101,7 @@ func (s *session) do_cuGraphMemcpyNodeGetParams(d *wire.Decoder, e *wire.Encoder
 	w_hostfn := d.U8() != 0
 	var o_hostfn C.uint
 	if d.Err() != nil {
-		return s.malformed(223)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4138,7 +4138,7 @@ func (s *session) do_cuGraphMemcpyNodeSetParams(d *wire.Decoder, e *wire.Encoder
 	}
 	p_hostfn := d.U32()
 	if d.Err() != nil {
-		return s.malformed(224)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4156,7 +4156,7 @@ func (s *session) do_cuGraphMemsetNodeGetParams(d *wire.Decoder, e *wire.Encoder
 	w_nodeParams := d.U8() != 0
 	var o_nodeParams C.CUDA_MEMSET_NODE_PARAMS
 	if d.Err() != nil {
-		return s.malformed(225)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4183,7 +4183,7 @@ func (s *session) do_cuGraphMemsetNodeSetParams(d *wire.Decoder, e *wire.Encoder
 		p_nodeParams = &v_nodeParams
 	}
 	if d.Err() != nil {
-		return s.malformed(226)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4202,7 +4202,7 @@ func (s *session) do_cuGraphNodeFindInClone(d *wire.Decoder, e *wire.Encoder) in
 	h_hOriginalNode := href{id: d.U32()}
 	h_hClonedGraph := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(227)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hOriginalNode.id)
@@ -4232,7 +4232,7 @@ func (s *session) do_cuGraphNodeGetDependencies(d *wire.Decoder, e *wire.Encoder
 	w_dependencies := d.U8() != 0
 	o_numDependencies := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(228)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4266,7 +4266,7 @@ func (s *session) do_cuGraphNodeGetDependencies_v2(d *wire.Decoder, e *wire.Enco
 	w_edgeData := d.U8() != 0
 	o_numDependencies := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(229)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4311,7 +4311,7 @@ func (s *session) do_cuGraphNodeGetDependentNodes(d *wire.Decoder, e *wire.Encod
 	w_dependentNodes := d.U8() != 0
 	o_numDependentNodes := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(230)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4345,7 +4345,7 @@ func (s *session) do_cuGraphNodeGetDependentNodes_v2(d *wire.Decoder, e *wire.En
 	w_edgeData := d.U8() != 0
 	o_numDependentNodes := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(231)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4391,7 +4391,7 @@ func (s *session) do_cuGraphNodeGetEnabled(d *wire.Decoder, e *wire.Encoder) int
 	w_isEnabled := d.U8() != 0
 	var o_isEnabled C.uint
 	if d.Err() != nil {
-		return s.malformed(232)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -4421,7 +4421,7 @@ func (s *session) do_cuGraphNodeGetType(d *wire.Decoder, e *wire.Encoder) int32 
 	w_type := d.U8() != 0
 	var o_type C.CUgraphNodeType
 	if d.Err() != nil {
-		return s.malformed(233)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindNode, h_hNode.id)
@@ -4444,7 +4444,7 @@ func (s *session) do_cuGraphNodeSetEnabled(d *wire.Decoder, e *wire.Encoder) int
 	h_hNode := href{id: d.U32()}
 	p_isEnabled := d.U32()
 	if d.Err() != nil {
-		return s.malformed(234)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraphExec.id)
@@ -4470,7 +4470,7 @@ func (s *session) do_cuGraphReleaseUserObject(d *wire.Decoder, e *wire.Encoder) 
 	h_object := href{id: d.U32()}
 	p_count := d.U32()
 	if d.Err() != nil {
-		return s.malformed(236)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_graph.id)
@@ -4518,13 +4518,13 @@ func (s *session) do_cuGraphRemoveDependencies(d *wire.Decoder, e *wire.Encoder)
 	}
 	p_numDependencies := d.U64()
 	if d.Err() != nil {
-		return s.malformed(237)
+		return s.malformed()
 	}
 	if ids_from != nil && uint64(len(ids_from)) != uint64(p_numDependencies) {
-		return s.malformed(237)
+		return s.malformed()
 	}
 	if ids_to != nil && uint64(len(ids_to)) != uint64(p_numDependencies) {
-		return s.malformed(237)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -4593,16 +4593,16 @@ func (s *session) do_cuGraphRemoveDependencies_v2(d *wire.Decoder, e *wire.Encod
 	}
 	p_numDependencies := d.U64()
 	if d.Err() != nil {
-		return s.malformed(238)
+		return s.malformed()
 	}
 	if ids_from != nil && uint64(len(ids_from)) != uint64(p_numDependencies) {
-		return s.malformed(238)
+		return s.malformed()
 	}
 	if ids_to != nil && uint64(len(ids_to)) != uint64(p_numDependencies) {
-		return s.malformed(238)
+		return s.malformed()
 	}
 	if a_edgeData != nil && uint64(len(a_edgeData)) != uint64(p_numDependencies) {
-		return s.malformed(238)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_hGraph.id)
@@ -4637,7 +4637,7 @@ func (s *session) do_cuGraphRetainUserObject(d *wire.Decoder, e *wire.Encoder) i
 	p_count := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(239)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGraph, h_graph.id)
@@ -4662,7 +4662,7 @@ func (s *session) do_cuGraphUpload(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(240)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindExec, h_hGraph.id)
@@ -4689,7 +4689,7 @@ func (s *session) do_cuGreenCtxCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_dev := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(256)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindResdesc, h_desc.id)
@@ -4706,7 +4706,7 @@ func (s *session) do_cuGreenCtxCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuGreenCtxDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hCtx := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(257)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
@@ -4725,7 +4725,7 @@ func (s *session) do_cuGreenCtxGetDevResource(d *wire.Decoder, e *wire.Encoder) 
 	var o_resource C.CUdevResource
 	p_type := d.U32()
 	if d.Err() != nil {
-		return s.malformed(258)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
@@ -4747,7 +4747,7 @@ func (s *session) do_cuGreenCtxRecordEvent(d *wire.Decoder, e *wire.Encoder) int
 	h_hCtx := href{id: d.U32()}
 	h_hEvent := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(260)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
@@ -4774,7 +4774,7 @@ func (s *session) do_cuGreenCtxStreamCreate(d *wire.Decoder, e *wire.Encoder) in
 	p_flags := d.U32()
 	p_priority := d.U32()
 	if d.Err() != nil {
-		return s.malformed(261)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGreen, h_greenCtx.id)
@@ -4795,7 +4795,7 @@ func (s *session) do_cuGreenCtxWaitEvent(d *wire.Decoder, e *wire.Encoder) int32
 	h_hCtx := href{id: d.U32()}
 	h_hEvent := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(262)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindGreen, h_hCtx.id)
@@ -4820,7 +4820,7 @@ func (s *session) do_cuIpcCloseMemHandle(d *wire.Decoder, e *wire.Encoder) int32
 	w_left := d.U8() != 0
 	var o_left C.uint
 	if d.Err() != nil {
-		return s.malformed(266)
+		return s.malformed()
 	}
 	rc := s.cuIpcCloseMemHandle(p_dptr, &o_left)
 	if rc == C.CUDA_SUCCESS {
@@ -4836,7 +4836,7 @@ func (s *session) do_cuIpcGetEventHandle(d *wire.Decoder, e *wire.Encoder) int32
 	var o_pHandle C.CUipcEventHandle
 	h_event := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(267)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindEvent, h_event.id)
@@ -4859,7 +4859,7 @@ func (s *session) do_cuIpcGetMemHandle(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_pHandle C.CUipcMemHandle
 	p_dptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(268)
+		return s.malformed()
 	}
 	rc := s.cuIpcGetMemHandle(&o_pHandle, p_dptr)
 	if rc == C.CUDA_SUCCESS {
@@ -4880,7 +4880,7 @@ func (s *session) do_cuIpcOpenEventHandle(d *wire.Decoder, e *wire.Encoder) int3
 		p_handle = &v_handle
 	}
 	if d.Err() != nil {
-		return s.malformed(269)
+		return s.malformed()
 	}
 	rc := s.cuIpcOpenEventHandle(id_phEvent, &o_phEvent, p_handle)
 	s.bind(wire.KindEvent, id_phEvent, uint64(o_phEvent), rc)
@@ -4902,7 +4902,7 @@ func (s *session) do_cuIpcOpenMemHandle_v2(d *wire.Decoder, e *wire.Encoder) int
 	}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(271)
+		return s.malformed()
 	}
 	rc := s.cuIpcOpenMemHandle_v2(&o_pdptr, &o_size, &o_opens, p_handle, p_Flags)
 	if rc == C.CUDA_SUCCESS {
@@ -4925,7 +4925,7 @@ func (s *session) do_cuKernelSetAttribute(d *wire.Decoder, e *wire.Encoder) int3
 	h_kernel := href{id: d.U32()}
 	p_dev := d.U32()
 	if d.Err() != nil {
-		return s.malformed(277)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindKernel, h_kernel.id)
@@ -4943,7 +4943,7 @@ func (s *session) do_cuKernelSetCacheConfig(d *wire.Decoder, e *wire.Encoder) in
 	p_config := d.U32()
 	p_dev := d.U32()
 	if d.Err() != nil {
-		return s.malformed(278)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindKernel, h_kernel.id)
@@ -4964,7 +4964,7 @@ func (s *session) do_cuLibraryGetGlobal(d *wire.Decoder, e *wire.Encoder) int32 
 	h_library := href{id: d.U32()}
 	p_name := d.Str()
 	if d.Err() != nil {
-		return s.malformed(288)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindLibrary, h_library.id)
@@ -4995,7 +4995,7 @@ func (s *session) do_cuLibraryGetManaged(d *wire.Decoder, e *wire.Encoder) int32
 	h_library := href{id: d.U32()}
 	p_name := d.Str()
 	if d.Err() != nil {
-		return s.malformed(291)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindLibrary, h_library.id)
@@ -5023,7 +5023,7 @@ func (s *session) do_cuLibraryGetModule(d *wire.Decoder, e *wire.Encoder) int32 
 	var o_pMod C.uint64_t
 	h_library := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(292)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindLibrary, h_library.id)
@@ -5043,7 +5043,7 @@ func (s *session) do_cuLibraryGetModule(d *wire.Decoder, e *wire.Encoder) int32 
 func (s *session) do_cuLibraryUnload(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_library := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(296)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindLibrary, h_library.id)
@@ -5059,7 +5059,7 @@ func (s *session) do_cuLibraryUnload(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuLinkDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_state := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(304)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindLink, h_state.id)
@@ -5076,7 +5076,7 @@ func (s *session) do_cuMemAddressFree(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_ptr := d.U64()
 	p_size := d.U64()
 	if d.Err() != nil {
-		return s.malformed(310)
+		return s.malformed()
 	}
 	rc := C.call_cuMemAddressFree(C.uint64_t(p_ptr), C.uint64_t(p_size))
 	return int32(rc)
@@ -5090,7 +5090,7 @@ func (s *session) do_cuMemAddressReserve(d *wire.Decoder, e *wire.Encoder) int32
 	p_addr := d.U64()
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(311)
+		return s.malformed()
 	}
 	rc := C.call_cuMemAddressReserve(&o_ptr, C.uint64_t(p_size), C.uint64_t(p_alignment), C.uint64_t(p_addr), C.uint64_t(p_flags))
 	if rc == C.CUDA_SUCCESS {
@@ -5107,7 +5107,7 @@ func (s *session) do_cuMemAllocAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_bytesize := d.U64()
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(315)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5132,7 +5132,7 @@ func (s *session) do_cuMemAllocFromPoolAsync(d *wire.Decoder, e *wire.Encoder) i
 	h_pool := href{id: d.U32()}
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(316)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5166,7 +5166,7 @@ func (s *session) do_cuMemAllocPitch_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	p_Height := d.U64()
 	p_ElementSizeBytes := d.U32()
 	if d.Err() != nil {
-		return s.malformed(321)
+		return s.malformed()
 	}
 	rc := s.cuMemAllocPitch_v2(&o_dptr, &o_pPitch, p_WidthInBytes, p_Height, p_ElementSizeBytes)
 	if rc == C.CUDA_SUCCESS {
@@ -5185,7 +5185,7 @@ func (s *session) do_cuMemAlloc_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_dptr C.CUdeviceptr
 	p_bytesize := d.U64()
 	if d.Err() != nil {
-		return s.malformed(322)
+		return s.malformed()
 	}
 	rc := s.cuMemAlloc_v2(&o_dptr, p_bytesize)
 	if rc == C.CUDA_SUCCESS {
@@ -5208,7 +5208,7 @@ func (s *session) do_cuMemCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	}
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(324)
+		return s.malformed()
 	}
 	rc := s.cuMemCreate(id_handle, &o_handle, p_size, p_prop, p_flags)
 	s.bind(wire.KindMemHandle, id_handle, uint64(o_handle), rc)
@@ -5222,7 +5222,7 @@ func (s *session) do_cuMemExportToShareableHandle(d *wire.Decoder, e *wire.Encod
 	p_handleType := d.U32()
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(327)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
@@ -5244,7 +5244,7 @@ func (s *session) do_cuMemFreeAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_dptr := d.U64()
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(329)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5260,7 +5260,7 @@ func (s *session) do_cuMemFreeAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuMemFree_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_dptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(331)
+		return s.malformed()
 	}
 	rc := s.cuMemFree_v2(p_dptr)
 	return int32(rc)
@@ -5277,7 +5277,7 @@ func (s *session) do_cuMemGetAccess(d *wire.Decoder, e *wire.Encoder) int32 {
 	}
 	p_ptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(332)
+		return s.malformed()
 	}
 	rc := C.call_cuMemGetAccess(&o_flags, p_location, C.uint64_t(p_ptr))
 	if rc == C.CUDA_SUCCESS {
@@ -5295,7 +5295,7 @@ func (s *session) do_cuMemGetAddressRange_v2(d *wire.Decoder, e *wire.Encoder) i
 	var o_psize C.size_t
 	p_dptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(334)
+		return s.malformed()
 	}
 	rc := s.cuMemGetAddressRange_v2(&o_pbase, &o_psize, p_dptr)
 	if rc == C.CUDA_SUCCESS {
@@ -5320,7 +5320,7 @@ func (s *session) do_cuMemGetAllocationGranularity(d *wire.Decoder, e *wire.Enco
 	}
 	p_option := d.U32()
 	if d.Err() != nil {
-		return s.malformed(335)
+		return s.malformed()
 	}
 	rc := C.call_cuMemGetAllocationGranularity(&o_granularity, p_prop, C.uint32_t(p_option))
 	if rc == C.CUDA_SUCCESS {
@@ -5336,7 +5336,7 @@ func (s *session) do_cuMemGetAllocationPropertiesFromHandle(d *wire.Decoder, e *
 	var o_prop C.CUmemAllocationProp
 	h_handle := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(336)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
@@ -5360,7 +5360,7 @@ func (s *session) do_cuMemGetInfo_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_total := d.U8() != 0
 	var o_total C.size_t
 	if d.Err() != nil {
-		return s.malformed(340)
+		return s.malformed()
 	}
 	rc := s.cuMemGetInfo_v2(&o_free, &o_total)
 	if rc == C.CUDA_SUCCESS {
@@ -5385,7 +5385,7 @@ func (s *session) do_cuMemImportFromShareableHandle(d *wire.Decoder, e *wire.Enc
 	}
 	p_shHandleType := d.U32()
 	if d.Err() != nil {
-		return s.malformed(349)
+		return s.malformed()
 	}
 	rc := s.cuMemImportFromShareableHandle(id_handle, &o_handle, p_token, p_shHandleType)
 	s.bind(wire.KindMemHandle, id_handle, uint64(o_handle), rc)
@@ -5399,7 +5399,7 @@ func (s *session) do_cuMemMap(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_handle := href{id: d.U32()}
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(350)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
@@ -5422,7 +5422,7 @@ func (s *session) do_cuMemPoolCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 		p_poolProps = &v_poolProps
 	}
 	if d.Err() != nil {
-		return s.malformed(352)
+		return s.malformed()
 	}
 	rc := s.cuMemPoolCreate(id_pool, &o_pool, p_poolProps)
 	s.bind(wire.KindPool, id_pool, uint64(o_pool), rc)
@@ -5432,7 +5432,7 @@ func (s *session) do_cuMemPoolCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuMemPoolDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_pool := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(353)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5450,7 +5450,7 @@ func (s *session) do_cuMemPoolExportPointer(d *wire.Decoder, e *wire.Encoder) in
 	var o_shareData_out C.CUmemPoolPtrExportData
 	p_ptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(354)
+		return s.malformed()
 	}
 	rc := s.cuMemPoolExportPointer(&o_shareData_out, p_ptr)
 	if rc == C.CUDA_SUCCESS {
@@ -5468,7 +5468,7 @@ func (s *session) do_cuMemPoolExportToShareableHandle(d *wire.Decoder, e *wire.E
 	p_handleType := d.U32()
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(355)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5497,7 +5497,7 @@ func (s *session) do_cuMemPoolGetAccess(d *wire.Decoder, e *wire.Encoder) int32 
 		p_location = &v_location
 	}
 	if d.Err() != nil {
-		return s.malformed(356)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_memPool.id)
@@ -5521,7 +5521,7 @@ func (s *session) do_cuMemPoolGetAttribute(d *wire.Decoder, e *wire.Encoder) int
 	w_value := d.U8() != 0
 	var o_value uint64
 	if d.Err() != nil {
-		return s.malformed(357)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5551,7 +5551,7 @@ func (s *session) do_cuMemPoolImportFromShareableHandle(d *wire.Decoder, e *wire
 	p_handleType := d.U32()
 	p_flags := d.U64()
 	if d.Err() != nil {
-		return s.malformed(358)
+		return s.malformed()
 	}
 	rc := s.cuMemPoolImportFromShareableHandle(id_pool_out, &o_pool_out, p_token, p_handleType, p_flags)
 	s.bind(wire.KindPool, id_pool_out, uint64(o_pool_out), rc)
@@ -5575,7 +5575,7 @@ func (s *session) do_cuMemPoolImportPointer(d *wire.Decoder, e *wire.Encoder) in
 		p_shareData = &v_shareData
 	}
 	if d.Err() != nil {
-		return s.malformed(359)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5618,10 +5618,10 @@ func (s *session) do_cuMemPoolSetAccess(d *wire.Decoder, e *wire.Encoder) int32 
 	}
 	p_count := d.U64()
 	if d.Err() != nil {
-		return s.malformed(360)
+		return s.malformed()
 	}
 	if a_map != nil && uint64(len(a_map)) != uint64(p_count) {
-		return s.malformed(360)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5640,7 +5640,7 @@ func (s *session) do_cuMemPoolSetAttribute(d *wire.Decoder, e *wire.Encoder) int
 	var o_value uint64
 	memIn(d, unsafe.Pointer(&o_value), 8)
 	if d.Err() != nil {
-		return s.malformed(361)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5657,7 +5657,7 @@ func (s *session) do_cuMemPoolTrimTo(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_pool := href{id: d.U32()}
 	p_minBytesToKeep := d.U64()
 	if d.Err() != nil {
-		return s.malformed(362)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5673,7 +5673,7 @@ func (s *session) do_cuMemPoolTrimTo(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuMemRelease(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_handle := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(368)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindMemHandle, h_handle.id)
@@ -5691,7 +5691,7 @@ func (s *session) do_cuMemRetainAllocationHandle(d *wire.Decoder, e *wire.Encode
 	var o_handle C.uint64_t
 	p_addr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(369)
+		return s.malformed()
 	}
 	rc := s.cuMemRetainAllocationHandle(id_handle, &o_handle, p_addr)
 	s.bind(wire.KindMemHandle, id_handle, uint64(o_handle), rc)
@@ -5715,10 +5715,10 @@ func (s *session) do_cuMemSetAccess(d *wire.Decoder, e *wire.Encoder) int32 {
 	}
 	p_count := d.U64()
 	if d.Err() != nil {
-		return s.malformed(370)
+		return s.malformed()
 	}
 	if a_desc != nil && uint64(len(a_desc)) != uint64(p_count) {
-		return s.malformed(370)
+		return s.malformed()
 	}
 	rc := C.call_cuMemSetAccess(C.uint64_t(p_ptr), C.uint64_t(p_size), first(a_desc), C.uint64_t(p_count))
 	return int32(rc)
@@ -5734,7 +5734,7 @@ func (s *session) do_cuMemSetMemPool(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_type := d.U32()
 	h_pool := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(371)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindPool, h_pool.id)
@@ -5751,7 +5751,7 @@ func (s *session) do_cuMemUnmap(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_ptr := d.U64()
 	p_size := d.U64()
 	if d.Err() != nil {
-		return s.malformed(372)
+		return s.malformed()
 	}
 	rc := s.cuMemUnmap(p_ptr, p_size)
 	return int32(rc)
@@ -5767,7 +5767,7 @@ func (s *session) do_cuMemcpy2DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(376)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5802,7 +5802,7 @@ func (s *session) do_cuMemcpy3DAsync_v2(d *wire.Decoder, e *wire.Encoder) int32 
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(382)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5837,7 +5837,7 @@ func (s *session) do_cuMemcpy3DPeerAsync(d *wire.Decoder, e *wire.Encoder) int32
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(386)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5869,7 +5869,7 @@ func (s *session) do_cuMemcpyDtoDAsync_v2(d *wire.Decoder, e *wire.Encoder) int3
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(403)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5903,7 +5903,7 @@ func (s *session) do_cuMemcpyPeerAsync(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(418)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindCtx, h_dstContext.id)
@@ -5949,7 +5949,7 @@ func (s *session) do_cuMemsetD16Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(420)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -5983,7 +5983,7 @@ func (s *session) do_cuMemsetD2D16Async(d *wire.Decoder, e *wire.Encoder) int32 
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(423)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6017,7 +6017,7 @@ func (s *session) do_cuMemsetD2D32Async(d *wire.Decoder, e *wire.Encoder) int32 
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(426)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6051,7 +6051,7 @@ func (s *session) do_cuMemsetD2D8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(429)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6083,7 +6083,7 @@ func (s *session) do_cuMemsetD32Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(432)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6115,7 +6115,7 @@ func (s *session) do_cuMemsetD8Async(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	s.give(h_hStream.id)
 	if d.Err() != nil {
-		return s.malformed(435)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6151,7 +6151,7 @@ func (s *session) do_cuMipmappedArrayCreate(d *wire.Decoder, e *wire.Encoder) in
 	}
 	p_numMipmapLevels := d.U32()
 	if d.Err() != nil {
-		return s.malformed(437)
+		return s.malformed()
 	}
 	rc := s.cuMipmappedArrayCreate(id_pHandle, &o_pHandle, p_pMipmappedArrayDesc, p_numMipmapLevels)
 	s.bind(wire.KindMipmap, id_pHandle, uint64(o_pHandle), rc)
@@ -6161,7 +6161,7 @@ func (s *session) do_cuMipmappedArrayCreate(d *wire.Decoder, e *wire.Encoder) in
 func (s *session) do_cuMipmappedArrayDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hMipmappedArray := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(438)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindMipmap, h_hMipmappedArray.id)
@@ -6180,7 +6180,7 @@ func (s *session) do_cuMipmappedArrayGetLevel(d *wire.Decoder, e *wire.Encoder) 
 	h_hMipmappedArray := href{id: d.U32()}
 	p_level := d.U32()
 	if d.Err() != nil {
-		return s.malformed(439)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindMipmap, h_hMipmappedArray.id)
@@ -6203,7 +6203,7 @@ func (s *session) do_cuMipmappedArrayGetMemoryRequirements(d *wire.Decoder, e *w
 	h_mipmap := href{id: d.U32()}
 	p_device := d.U32()
 	if d.Err() != nil {
-		return s.malformed(440)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindMipmap, h_mipmap.id)
@@ -6226,7 +6226,7 @@ func (s *session) do_cuMipmappedArrayGetSparseProperties(d *wire.Decoder, e *wir
 	var o_sparseProperties C.CUDA_ARRAY_SPARSE_PROPERTIES
 	h_mipmap := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(441)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindMipmap, h_mipmap.id)
@@ -6252,7 +6252,7 @@ func (s *session) do_cuModuleGetGlobal_v2(d *wire.Decoder, e *wire.Encoder) int3
 	h_hmod := href{id: d.U32()}
 	p_name := d.Str()
 	if d.Err() != nil {
-		return s.malformed(446)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindModule, h_hmod.id)
@@ -6281,7 +6281,7 @@ func (s *session) do_cuModuleGetSurfRef(d *wire.Decoder, e *wire.Encoder) int32 
 	h_hmod := href{id: d.U32()}
 	p_name := d.Str()
 	if d.Err() != nil {
-		return s.malformed(448)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindModule, h_hmod.id)
@@ -6307,7 +6307,7 @@ func (s *session) do_cuModuleGetTexRef(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hmod := href{id: d.U32()}
 	p_name := d.Str()
 	if d.Err() != nil {
-		return s.malformed(449)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindModule, h_hmod.id)
@@ -6330,7 +6330,7 @@ func (s *session) do_cuModuleGetTexRef(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuModuleUnload(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hmod := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(454)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindModule, h_hmod.id)
@@ -6350,7 +6350,7 @@ func (s *session) do_cuOccupancyAvailableDynamicSMemPerBlock(d *wire.Decoder, e 
 	p_numBlocks := d.U32()
 	p_blockSize := d.U32()
 	if d.Err() != nil {
-		return s.malformed(461)
+		return s.malformed()
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6375,7 +6375,7 @@ func (s *session) do_cuOccupancyMaxActiveBlocksPerMultiprocessor(d *wire.Decoder
 	p_blockSize := d.U32()
 	p_dynamicSMemSize := d.U64()
 	if d.Err() != nil {
-		return s.malformed(462)
+		return s.malformed()
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6401,7 +6401,7 @@ func (s *session) do_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(d *wir
 	p_dynamicSMemSize := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(463)
+		return s.malformed()
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6443,10 +6443,10 @@ func (s *session) do_cuOccupancyMaxActiveClusters(d *wire.Decoder, e *wire.Encod
 	}
 	p_numAttrs := d.U32()
 	if d.Err() != nil {
-		return s.malformed(464)
+		return s.malformed()
 	}
 	if a_attrs != nil && uint64(len(a_attrs)) != uint64(p_numAttrs) {
-		return s.malformed(464)
+		return s.malformed()
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6474,7 +6474,7 @@ func (s *session) do_cuOccupancyMaxPotentialBlockSizeWithFlags(d *wire.Decoder, 
 	p_blockSizeLimit := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(466)
+		return s.malformed()
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6519,10 +6519,10 @@ func (s *session) do_cuOccupancyMaxPotentialClusterSize(d *wire.Decoder, e *wire
 	}
 	p_numAttrs := d.U32()
 	if d.Err() != nil {
-		return s.malformed(467)
+		return s.malformed()
 	}
 	if a_attrs != nil && uint64(len(a_attrs)) != uint64(p_numAttrs) {
-		return s.malformed(467)
+		return s.malformed()
 	}
 	{
 		real, ok := s.function(h_func.id)
@@ -6545,7 +6545,7 @@ func (s *session) do_cuParamSetTexRef(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_texunit := d.U32()
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(469)
+		return s.malformed()
 	}
 	{
 		real, ok := s.function(h_hfunc.id)
@@ -6571,7 +6571,7 @@ func (s *session) do_cuPointerGetAttribute(d *wire.Decoder, e *wire.Encoder) int
 	p_attribute := d.U32()
 	p_ptr := d.U64()
 	if d.Err() != nil {
-		return s.malformed(473)
+		return s.malformed()
 	}
 	rc := s.cuPointerGetAttribute(&o_data, p_attribute, p_ptr)
 	if rc == C.CUDA_SUCCESS {
@@ -6600,10 +6600,10 @@ func (s *session) do_cuStreamBatchMemOp(d *wire.Decoder, e *wire.Encoder) int32 
 	}
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(482)
+		return s.malformed()
 	}
 	if a_paramArray != nil && uint64(len(a_paramArray)) != uint64(p_count) {
-		return s.malformed(482)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -6634,10 +6634,10 @@ func (s *session) do_cuStreamBatchMemOp_v2(d *wire.Decoder, e *wire.Encoder) int
 	}
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(483)
+		return s.malformed()
 	}
 	if a_paramArray != nil && uint64(len(a_paramArray)) != uint64(p_count) {
-		return s.malformed(483)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -6680,13 +6680,13 @@ func (s *session) do_cuStreamBeginCaptureToGraph(d *wire.Decoder, e *wire.Encode
 	p_numDependencies := d.U64()
 	p_mode := d.U32()
 	if d.Err() != nil {
-		return s.malformed(485)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(485)
+		return s.malformed()
 	}
 	if a_dependencyData != nil && uint64(len(a_dependencyData)) != uint64(p_numDependencies) {
-		return s.malformed(485)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6718,7 +6718,7 @@ func (s *session) do_cuStreamBeginCapture_v2(d *wire.Decoder, e *wire.Encoder) i
 	h_hStream := href{id: d.U32()}
 	p_mode := d.U32()
 	if d.Err() != nil {
-		return s.malformed(486)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6735,7 +6735,7 @@ func (s *session) do_cuStreamCopyAttributes(d *wire.Decoder, e *wire.Encoder) in
 	h_dstStream := href{id: d.U32()}
 	h_srcStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(487)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_dstStream.id)
@@ -6760,7 +6760,7 @@ func (s *session) do_cuStreamCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_phStream C.uint64_t
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(488)
+		return s.malformed()
 	}
 	rc := s.cuStreamCreate(id_phStream, &o_phStream, p_Flags)
 	s.bind(wire.KindStream, id_phStream, uint64(o_phStream), rc)
@@ -6773,7 +6773,7 @@ func (s *session) do_cuStreamCreateWithPriority(d *wire.Decoder, e *wire.Encoder
 	p_flags := d.U32()
 	p_priority := d.U32()
 	if d.Err() != nil {
-		return s.malformed(489)
+		return s.malformed()
 	}
 	rc := s.cuStreamCreateWithPriority(id_phStream, &o_phStream, p_flags, p_priority)
 	s.bind(wire.KindStream, id_phStream, uint64(o_phStream), rc)
@@ -6783,7 +6783,7 @@ func (s *session) do_cuStreamCreateWithPriority(d *wire.Decoder, e *wire.Encoder
 func (s *session) do_cuStreamDestroy_v2(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(491)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6801,7 +6801,7 @@ func (s *session) do_cuStreamEndCapture(d *wire.Decoder, e *wire.Encoder) int32 
 	w_phGraph := d.U8() != 0
 	var o_phGraph C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(492)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6825,7 +6825,7 @@ func (s *session) do_cuStreamGetAttribute(d *wire.Decoder, e *wire.Encoder) int3
 	w_value := d.U8() != 0
 	var o_value C.CUstreamAttrValue
 	if d.Err() != nil {
-		return s.malformed(493)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6850,7 +6850,7 @@ func (s *session) do_cuStreamGetCaptureInfo(d *wire.Decoder, e *wire.Encoder) in
 	w_id_out := d.U8() != 0
 	var o_id_out C.cuuint64_t
 	if d.Err() != nil {
-		return s.malformed(494)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6882,7 +6882,7 @@ func (s *session) do_cuStreamGetCaptureInfo_v2(d *wire.Decoder, e *wire.Encoder)
 	w_dependencies := d.U8() != 0
 	o_numDependencies := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(495)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6931,7 +6931,7 @@ func (s *session) do_cuStreamGetCaptureInfo_v3(d *wire.Decoder, e *wire.Encoder)
 	w_edgeData := d.U8() != 0
 	o_numDependencies := C.size_t(d.U64())
 	if d.Err() != nil {
-		return s.malformed(496)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -6985,7 +6985,7 @@ func (s *session) do_cuStreamIsCapturing(d *wire.Decoder, e *wire.Encoder) int32
 	w_captureStatus := d.U8() != 0
 	var o_captureStatus C.CUstreamCaptureStatus
 	if d.Err() != nil {
-		return s.malformed(504)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -7006,7 +7006,7 @@ func (s *session) do_cuStreamIsCapturing(d *wire.Decoder, e *wire.Encoder) int32
 func (s *session) do_cuStreamQuery(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(505)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -7029,7 +7029,7 @@ func (s *session) do_cuStreamSetAttribute(d *wire.Decoder, e *wire.Encoder) int3
 		p_param = &v_param
 	}
 	if d.Err() != nil {
-		return s.malformed(506)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -7045,7 +7045,7 @@ func (s *session) do_cuStreamSetAttribute(d *wire.Decoder, e *wire.Encoder) int3
 func (s *session) do_cuStreamSynchronize(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hStream := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(507)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -7075,10 +7075,10 @@ func (s *session) do_cuStreamUpdateCaptureDependencies(d *wire.Decoder, e *wire.
 	p_numDependencies := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(508)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(508)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -7128,13 +7128,13 @@ func (s *session) do_cuStreamUpdateCaptureDependencies_v2(d *wire.Decoder, e *wi
 	p_numDependencies := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(509)
+		return s.malformed()
 	}
 	if ids_dependencies != nil && uint64(len(ids_dependencies)) != uint64(p_numDependencies) {
-		return s.malformed(509)
+		return s.malformed()
 	}
 	if a_dependencyData != nil && uint64(len(a_dependencyData)) != uint64(p_numDependencies) {
-		return s.malformed(509)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -7161,7 +7161,7 @@ func (s *session) do_cuStreamWaitEvent(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hEvent := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(510)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_hStream.id)
@@ -7188,7 +7188,7 @@ func (s *session) do_cuStreamWaitValue32(d *wire.Decoder, e *wire.Encoder) int32
 	p_value := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(511)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7208,7 +7208,7 @@ func (s *session) do_cuStreamWaitValue32_v2(d *wire.Decoder, e *wire.Encoder) in
 	p_value := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(512)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7228,7 +7228,7 @@ func (s *session) do_cuStreamWaitValue64(d *wire.Decoder, e *wire.Encoder) int32
 	p_value := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(513)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7248,7 +7248,7 @@ func (s *session) do_cuStreamWaitValue64_v2(d *wire.Decoder, e *wire.Encoder) in
 	p_value := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(514)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7268,7 +7268,7 @@ func (s *session) do_cuStreamWriteValue32(d *wire.Decoder, e *wire.Encoder) int3
 	p_value := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(515)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7288,7 +7288,7 @@ func (s *session) do_cuStreamWriteValue32_v2(d *wire.Decoder, e *wire.Encoder) i
 	p_value := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(516)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7308,7 +7308,7 @@ func (s *session) do_cuStreamWriteValue64(d *wire.Decoder, e *wire.Encoder) int3
 	p_value := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(517)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7328,7 +7328,7 @@ func (s *session) do_cuStreamWriteValue64_v2(d *wire.Decoder, e *wire.Encoder) i
 	p_value := d.U64()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(518)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindStream, h_stream.id)
@@ -7351,7 +7351,7 @@ func (s *session) do_cuSurfObjectCreate(d *wire.Decoder, e *wire.Encoder) int32 
 		p_pResDesc = &v_pResDesc
 	}
 	if d.Err() != nil {
-		return s.malformed(519)
+		return s.malformed()
 	}
 	rc := s.cuSurfObjectCreate(&o_pSurfObject, p_pResDesc)
 	if rc == C.CUDA_SUCCESS {
@@ -7365,7 +7365,7 @@ func (s *session) do_cuSurfObjectCreate(d *wire.Decoder, e *wire.Encoder) int32 
 func (s *session) do_cuSurfObjectDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_surfObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(520)
+		return s.malformed()
 	}
 	rc := C.call_cuSurfObjectDestroy(C.uint64_t(p_surfObject))
 	return int32(rc)
@@ -7376,7 +7376,7 @@ func (s *session) do_cuSurfObjectGetResourceDesc(d *wire.Decoder, e *wire.Encode
 	var o_pResDesc C.CUDA_RESOURCE_DESC
 	p_surfObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(521)
+		return s.malformed()
 	}
 	rc := s.cuSurfObjectGetResourceDesc(&o_pResDesc, p_surfObject)
 	if rc == C.CUDA_SUCCESS {
@@ -7392,7 +7392,7 @@ func (s *session) do_cuSurfRefGetArray(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_phArray C.uint64_t
 	h_hSurfRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(522)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindSurfref, h_hSurfRef.id)
@@ -7415,7 +7415,7 @@ func (s *session) do_cuSurfRefSetArray(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hArray := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(523)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindSurfref, h_hSurfRef.id)
@@ -7510,22 +7510,22 @@ func (s *session) do_cuTensorMapEncodeIm2col(d *wire.Decoder, e *wire.Encoder) i
 	p_l2Promotion := d.U32()
 	p_oobFill := d.U32()
 	if d.Err() != nil {
-		return s.malformed(524)
+		return s.malformed()
 	}
 	if a_globalDim != nil && uint64(len(a_globalDim)) != uint64(p_rank) {
-		return s.malformed(524)
+		return s.malformed()
 	}
 	if a_globalStrides != nil && uint64(len(a_globalStrides)) != uint64(p_nstrides) {
-		return s.malformed(524)
+		return s.malformed()
 	}
 	if a_lower != nil && uint64(len(a_lower)) != uint64(p_ncorners) {
-		return s.malformed(524)
+		return s.malformed()
 	}
 	if a_upper != nil && uint64(len(a_upper)) != uint64(p_ncorners) {
-		return s.malformed(524)
+		return s.malformed()
 	}
 	if a_elementStrides != nil && uint64(len(a_elementStrides)) != uint64(p_rank) {
-		return s.malformed(524)
+		return s.malformed()
 	}
 	rc := s.cuTensorMapEncodeIm2col(&o_tensorMap, p_dataType, p_rank, p_globalAddress, a_globalDim, a_globalStrides, p_nstrides, a_lower, a_upper, p_ncorners, p_channelsPerPixel, p_pixelsPerColumn, a_elementStrides, p_interleave, p_swizzle, p_l2Promotion, p_oobFill)
 	if rc == C.CUDA_SUCCESS {
@@ -7589,16 +7589,16 @@ func (s *session) do_cuTensorMapEncodeIm2colWide(d *wire.Decoder, e *wire.Encode
 	p_l2Promotion := d.U32()
 	p_oobFill := d.U32()
 	if d.Err() != nil {
-		return s.malformed(525)
+		return s.malformed()
 	}
 	if a_globalDim != nil && uint64(len(a_globalDim)) != uint64(p_rank) {
-		return s.malformed(525)
+		return s.malformed()
 	}
 	if a_globalStrides != nil && uint64(len(a_globalStrides)) != uint64(p_nstrides) {
-		return s.malformed(525)
+		return s.malformed()
 	}
 	if a_elementStrides != nil && uint64(len(a_elementStrides)) != uint64(p_rank) {
-		return s.malformed(525)
+		return s.malformed()
 	}
 	rc := s.cuTensorMapEncodeIm2colWide(&o_tensorMap, p_dataType, p_rank, p_globalAddress, a_globalDim, a_globalStrides, p_nstrides, p_lower, p_upper, p_channelsPerPixel, p_pixelsPerColumn, a_elementStrides, p_interleave, p_mode, p_swizzle, p_l2Promotion, p_oobFill)
 	if rc == C.CUDA_SUCCESS {
@@ -7669,19 +7669,19 @@ func (s *session) do_cuTensorMapEncodeTiled(d *wire.Decoder, e *wire.Encoder) in
 	p_l2Promotion := d.U32()
 	p_oobFill := d.U32()
 	if d.Err() != nil {
-		return s.malformed(526)
+		return s.malformed()
 	}
 	if a_globalDim != nil && uint64(len(a_globalDim)) != uint64(p_rank) {
-		return s.malformed(526)
+		return s.malformed()
 	}
 	if a_globalStrides != nil && uint64(len(a_globalStrides)) != uint64(p_nstrides) {
-		return s.malformed(526)
+		return s.malformed()
 	}
 	if a_boxDim != nil && uint64(len(a_boxDim)) != uint64(p_rank) {
-		return s.malformed(526)
+		return s.malformed()
 	}
 	if a_elementStrides != nil && uint64(len(a_elementStrides)) != uint64(p_rank) {
-		return s.malformed(526)
+		return s.malformed()
 	}
 	rc := s.cuTensorMapEncodeTiled(&o_tensorMap, p_dataType, p_rank, p_globalAddress, a_globalDim, a_globalStrides, p_nstrides, a_boxDim, a_elementStrides, p_interleave, p_swizzle, p_l2Promotion, p_oobFill)
 	if rc == C.CUDA_SUCCESS {
@@ -7703,7 +7703,7 @@ func (s *session) do_cuTensorMapReplaceAddress(d *wire.Decoder, e *wire.Encoder)
 	}
 	p_globalAddress := d.U64()
 	if d.Err() != nil {
-		return s.malformed(527)
+		return s.malformed()
 	}
 	rc := s.cuTensorMapReplaceAddress(&o_out, p_tensorMap, p_globalAddress)
 	if rc == C.CUDA_SUCCESS {
@@ -7736,7 +7736,7 @@ func (s *session) do_cuTexObjectCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 		p_pResViewDesc = &v_pResViewDesc
 	}
 	if d.Err() != nil {
-		return s.malformed(528)
+		return s.malformed()
 	}
 	rc := s.cuTexObjectCreate(&o_pTexObject, p_pResDesc, p_pTexDesc, p_pResViewDesc)
 	if rc == C.CUDA_SUCCESS {
@@ -7750,7 +7750,7 @@ func (s *session) do_cuTexObjectCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuTexObjectDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_texObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(529)
+		return s.malformed()
 	}
 	rc := C.call_cuTexObjectDestroy(C.uint64_t(p_texObject))
 	return int32(rc)
@@ -7761,7 +7761,7 @@ func (s *session) do_cuTexObjectGetResourceDesc(d *wire.Decoder, e *wire.Encoder
 	var o_pResDesc C.CUDA_RESOURCE_DESC
 	p_texObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(530)
+		return s.malformed()
 	}
 	rc := s.cuTexObjectGetResourceDesc(&o_pResDesc, p_texObject)
 	if rc == C.CUDA_SUCCESS {
@@ -7777,7 +7777,7 @@ func (s *session) do_cuTexObjectGetResourceViewDesc(d *wire.Decoder, e *wire.Enc
 	var o_pResViewDesc C.CUDA_RESOURCE_VIEW_DESC
 	p_texObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(531)
+		return s.malformed()
 	}
 	rc := C.call_cuTexObjectGetResourceViewDesc(&o_pResViewDesc, C.uint64_t(p_texObject))
 	if rc == C.CUDA_SUCCESS {
@@ -7793,7 +7793,7 @@ func (s *session) do_cuTexObjectGetTextureDesc(d *wire.Decoder, e *wire.Encoder)
 	var o_pTexDesc C.CUDA_TEXTURE_DESC
 	p_texObject := d.U64()
 	if d.Err() != nil {
-		return s.malformed(532)
+		return s.malformed()
 	}
 	rc := C.call_cuTexObjectGetTextureDesc(&o_pTexDesc, C.uint64_t(p_texObject))
 	if rc == C.CUDA_SUCCESS {
@@ -7808,7 +7808,7 @@ func (s *session) do_cuTexRefCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 	w_pTexRef := d.U8() != 0
 	var o_pTexRef C.uint64_t
 	if d.Err() != nil {
-		return s.malformed(533)
+		return s.malformed()
 	}
 	rc := C.call_cuTexRefCreate(&o_pTexRef)
 	if rc == C.CUDA_SUCCESS {
@@ -7822,7 +7822,7 @@ func (s *session) do_cuTexRefCreate(d *wire.Decoder, e *wire.Encoder) int32 {
 func (s *session) do_cuTexRefDestroy(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(534)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7841,7 +7841,7 @@ func (s *session) do_cuTexRefGetAddressMode(d *wire.Decoder, e *wire.Encoder) in
 	h_hTexRef := href{id: d.U32()}
 	p_dim := d.U32()
 	if d.Err() != nil {
-		return s.malformed(536)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7864,7 +7864,7 @@ func (s *session) do_cuTexRefGetAddress_v2(d *wire.Decoder, e *wire.Encoder) int
 	var o_pdptr C.CUdeviceptr
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(537)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7887,7 +7887,7 @@ func (s *session) do_cuTexRefGetArray(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_phArray C.uint64_t
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(538)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7916,7 +7916,7 @@ func (s *session) do_cuTexRefGetBorderColor(d *wire.Decoder, e *wire.Encoder) in
 	var o_c3 C.float
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(539)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7948,7 +7948,7 @@ func (s *session) do_cuTexRefGetFilterMode(d *wire.Decoder, e *wire.Encoder) int
 	var o_pfm C.CUfilter_mode
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(540)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7971,7 +7971,7 @@ func (s *session) do_cuTexRefGetFlags(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_pFlags C.uint
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(541)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -7996,7 +7996,7 @@ func (s *session) do_cuTexRefGetFormat(d *wire.Decoder, e *wire.Encoder) int32 {
 	var o_pNumChannels C.int
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(542)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8022,7 +8022,7 @@ func (s *session) do_cuTexRefGetMaxAnisotropy(d *wire.Decoder, e *wire.Encoder) 
 	var o_pmaxAniso C.int
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(543)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8045,7 +8045,7 @@ func (s *session) do_cuTexRefGetMipmapFilterMode(d *wire.Decoder, e *wire.Encode
 	var o_pfm C.CUfilter_mode
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(544)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8068,7 +8068,7 @@ func (s *session) do_cuTexRefGetMipmapLevelBias(d *wire.Decoder, e *wire.Encoder
 	var o_pbias C.float
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(545)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8093,7 +8093,7 @@ func (s *session) do_cuTexRefGetMipmapLevelClamp(d *wire.Decoder, e *wire.Encode
 	var o_pmaxMipmapLevelClamp C.float
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(546)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8119,7 +8119,7 @@ func (s *session) do_cuTexRefGetMipmappedArray(d *wire.Decoder, e *wire.Encoder)
 	var o_phMipmappedArray C.uint64_t
 	h_hTexRef := href{id: d.U32()}
 	if d.Err() != nil {
-		return s.malformed(547)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8148,7 +8148,7 @@ func (s *session) do_cuTexRefSetAddress2D_v3(d *wire.Decoder, e *wire.Encoder) i
 	p_dptr := d.U64()
 	p_Pitch := d.U64()
 	if d.Err() != nil {
-		return s.malformed(551)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8166,7 +8166,7 @@ func (s *session) do_cuTexRefSetAddressMode(d *wire.Decoder, e *wire.Encoder) in
 	p_dim := d.U32()
 	p_am := d.U32()
 	if d.Err() != nil {
-		return s.malformed(552)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8186,7 +8186,7 @@ func (s *session) do_cuTexRefSetAddress_v2(d *wire.Decoder, e *wire.Encoder) int
 	p_dptr := d.U64()
 	p_bytes := d.U64()
 	if d.Err() != nil {
-		return s.malformed(553)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8209,7 +8209,7 @@ func (s *session) do_cuTexRefSetArray(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hArray := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(554)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8236,7 +8236,7 @@ func (s *session) do_cuTexRefSetBorderColor(d *wire.Decoder, e *wire.Encoder) in
 	p_c2 := d.F32()
 	p_c3 := d.F32()
 	if d.Err() != nil {
-		return s.malformed(555)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8253,7 +8253,7 @@ func (s *session) do_cuTexRefSetFilterMode(d *wire.Decoder, e *wire.Encoder) int
 	h_hTexRef := href{id: d.U32()}
 	p_fm := d.U32()
 	if d.Err() != nil {
-		return s.malformed(556)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8270,7 +8270,7 @@ func (s *session) do_cuTexRefSetFlags(d *wire.Decoder, e *wire.Encoder) int32 {
 	h_hTexRef := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(557)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8288,7 +8288,7 @@ func (s *session) do_cuTexRefSetFormat(d *wire.Decoder, e *wire.Encoder) int32 {
 	p_fmt := d.U32()
 	p_NumPackedComponents := d.U32()
 	if d.Err() != nil {
-		return s.malformed(558)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8305,7 +8305,7 @@ func (s *session) do_cuTexRefSetMaxAnisotropy(d *wire.Decoder, e *wire.Encoder) 
 	h_hTexRef := href{id: d.U32()}
 	p_maxAniso := d.U32()
 	if d.Err() != nil {
-		return s.malformed(559)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8322,7 +8322,7 @@ func (s *session) do_cuTexRefSetMipmapFilterMode(d *wire.Decoder, e *wire.Encode
 	h_hTexRef := href{id: d.U32()}
 	p_fm := d.U32()
 	if d.Err() != nil {
-		return s.malformed(560)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8339,7 +8339,7 @@ func (s *session) do_cuTexRefSetMipmapLevelBias(d *wire.Decoder, e *wire.Encoder
 	h_hTexRef := href{id: d.U32()}
 	p_bias := d.F32()
 	if d.Err() != nil {
-		return s.malformed(561)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8357,7 +8357,7 @@ func (s *session) do_cuTexRefSetMipmapLevelClamp(d *wire.Decoder, e *wire.Encode
 	p_minMipmapLevelClamp := d.F32()
 	p_maxMipmapLevelClamp := d.F32()
 	if d.Err() != nil {
-		return s.malformed(562)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8375,7 +8375,7 @@ func (s *session) do_cuTexRefSetMipmappedArray(d *wire.Decoder, e *wire.Encoder)
 	h_hMipmappedArray := href{id: d.U32()}
 	p_Flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(563)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindTexRef, h_hTexRef.id)
@@ -8402,7 +8402,7 @@ func (s *session) do_cuUserObjectCreate(d *wire.Decoder, e *wire.Encoder) int32 
 	p_initialRefcount := d.U32()
 	p_flags := d.U32()
 	if d.Err() != nil {
-		return s.malformed(565)
+		return s.malformed()
 	}
 	rc := s.cuUserObjectCreate(id_object_out, &o_object_out, p_hostfn, p_initialRefcount, p_flags)
 	s.bind(wire.KindUserObj, id_object_out, uint64(o_object_out), rc)
@@ -8413,7 +8413,7 @@ func (s *session) do_cuUserObjectRelease(d *wire.Decoder, e *wire.Encoder) int32
 	h_object := href{id: d.U32()}
 	p_count := d.U32()
 	if d.Err() != nil {
-		return s.malformed(566)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindUserObj, h_object.id)
@@ -8430,7 +8430,7 @@ func (s *session) do_cuUserObjectRetain(d *wire.Decoder, e *wire.Encoder) int32 
 	h_object := href{id: d.U32()}
 	p_count := d.U32()
 	if d.Err() != nil {
-		return s.malformed(567)
+		return s.malformed()
 	}
 	{
 		real, ok := s.handle(wire.KindUserObj, h_object.id)

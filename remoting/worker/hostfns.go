@@ -71,7 +71,7 @@ func (s *session) launchHost(p []byte) int32 {
 	var m wire.LaunchHost
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	id := m.HostFn
 	s.give(m.Stream)
@@ -293,7 +293,7 @@ func (s *session) hostFnDone(p []byte) int32 {
 	var m wire.HostFnDone
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if !s.hostfns.done(m.HostFn) {
 		s.violation("host function was not called")

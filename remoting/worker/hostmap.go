@@ -94,7 +94,7 @@ func (s *session) hostMap(p []byte) int32 {
 	s.dec.Reset(p)
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if !wholePages(m.Address, m.Size) {
 		return C.CUDA_ERROR_INVALID_VALUE
@@ -180,7 +180,7 @@ func (s *session) hostUnmap(p []byte) int32 {
 	s.dec.Reset(p)
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	s.host.dropWatches(m.Address)
 	mem := s.host.remove(m.Address)
@@ -215,7 +215,7 @@ func (s *session) hostWriteFrame() (int32, error) {
 	p, err := s.rd.Peek(wire.HostWriteSize)
 	if err != nil || s.rd.Left() > wire.MaxCopyIn {
 		s.rd.Done()
-		return s.malformed(s.hdr.Op), nil
+		return s.malformed(), nil
 	}
 	var m wire.HostWrite
 	s.dec.Reset(p)
@@ -254,7 +254,7 @@ func (s *session) hostMergeFrame() (int32, error) {
 	s.dec.Reset(p)
 	rc, ok := s.host.merge(&s.dec, false)
 	if !ok {
-		return s.malformed(s.hdr.Op), nil
+		return s.malformed(), nil
 	}
 	return rc, nil
 }
@@ -326,7 +326,7 @@ func (s *session) hostReadFrame(p []byte) int32 {
 	s.dec.Reset(p)
 	rc, ok := s.hostRead(s.hdr.Call, &s.dec)
 	if !ok {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	s.pending = rc == 0
 	return rc

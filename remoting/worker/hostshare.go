@@ -84,7 +84,7 @@ func (s *session) hostShare(p []byte) int32 {
 	s.dec.Reset(p)
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	fd, err := s.takeShared(m.Size)
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *session) copyInShared(p []byte) int32 {
 	s.dec.Reset(p)
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	s.give(m.Stream)
 	stream, ctx, rc := s.copyTarget(m.Stream)
@@ -155,7 +155,7 @@ func (s *session) copyOutShared(p []byte) int32 {
 	s.dec.Reset(p)
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil || (m.Delivery == 0) != (s.hdr.Call != 0) {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	s.give(m.Stream)
 	stream, ctx, rc := s.copyTarget(m.Stream)

@@ -63,7 +63,7 @@ func (s *session) hostWatch(p []byte) int32 {
 	s.dec.Reset(p)
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	w := &s.host.watch
 	w.mu.Lock()

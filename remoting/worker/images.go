@@ -91,7 +91,7 @@ func (s *session) imageChunk(p []byte) int32 {
 	c.Decode(&s.dec)
 	data := s.dec.Rest()
 	if s.dec.Err() != nil || c.Total > wire.MaxImage {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	sum, off, total := store.Sum(c.Sum), c.Offset, c.Total
 	m := &s.images
@@ -174,7 +174,7 @@ func (s *session) imageLoad(p []byte) int32 {
 	sum, size, id, library := store.Sum(m.Sum), m.Size, m.ID, m.Library == 1
 	n := d.Elements(m.NOptions, wire.JITOptionSize, wire.MaxJITOptions)
 	if d.Err() != nil || size == 0 || size > wire.MaxImage {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	mem, err := s.openImage(sum, size)
 	if errors.Is(err, store.ErrNotFound) {
@@ -197,7 +197,7 @@ func (s *session) imageLoad(p []byte) int32 {
 	j, rc := s.jitOptions(n)
 	defer j.free()
 	if rc == 0 && d.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	kind := wire.KindModule
 	if library {
@@ -353,7 +353,7 @@ func (s *session) kernelBind(p []byte) int32 {
 	module := m.Length&wire.BindModule != 0
 	name := d.Bytes(int(m.Length &^ wire.BindModule))
 	if d.Done() != nil || len(name) == 0 {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	kind := wire.KindLibrary
 	if module || s.tables[kind].live(from) == nil {
@@ -486,7 +486,7 @@ func (s *session) kernelInfo(p []byte) int32 {
 	m.Decode(d)
 	id, dev := m.Kernel, int(m.Device)
 	if d.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if dev < 0 || dev >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE

@@ -19,7 +19,7 @@ func (s *session) launch(p []byte) int32 {
 	m.Decode(&s.dec)
 	s.give(m.Stream)
 	if s.dec.Err() != nil || uint64(s.dec.Left()) != uint64(m.NParam)+uint64(m.NAttrs)*wire.LaunchAttrSize {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if m.NAttrs == 0 {
 		return s.launchKernel(&m, p)

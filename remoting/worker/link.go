@@ -79,12 +79,12 @@ func (s *session) linkCreate(p []byte) int32 {
 	m.Decode(d)
 	n := d.Elements(m.NOptions, wire.JITOptionSize, wire.MaxJITOptions)
 	if d.Err() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	j, rc := s.jitOptions(n)
 	l := &link{opts: []*jit{j}}
 	if rc == 0 && d.Done() != nil {
-		rc = s.malformed(s.hdr.Op)
+		rc = s.malformed()
 	}
 	if rc == 0 && !s.takeLinking(l, linkCost+int(j.infoRoom+j.errRoom)) {
 		rc = C.CUDA_ERROR_OUT_OF_MEMORY
@@ -120,7 +120,7 @@ func (s *session) linkAdd(p []byte) int32 {
 	m.Decode(d)
 	n := d.Elements(m.NOptions, wire.JITOptionSize, wire.MaxJITOptions)
 	if d.Err() != nil || m.Size == 0 || m.Size > wire.MaxImage || m.Nname > wire.MaxLinkName {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	l, real := s.link(m.ID)
 	if l == nil {
@@ -141,7 +141,7 @@ func (s *session) linkAdd(p []byte) int32 {
 	l.opts = append(l.opts, j)
 	name := string(d.Bytes(int(m.Nname)))
 	if rc == 0 && d.Done() != nil {
-		rc = s.malformed(s.hdr.Op)
+		rc = s.malformed()
 	}
 	if rc == 0 && j.logs {
 		rc = C.CUDA_ERROR_INVALID_VALUE // the link state's are the logs
@@ -170,7 +170,7 @@ func (s *session) linkComplete(p []byte) int32 {
 	var m wire.LinkComplete
 	m.Decode(d)
 	if d.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	l, real := s.link(m.ID)
 	if l == nil {
@@ -197,7 +197,7 @@ func (s *session) linkRead(p []byte) int32 {
 	var m wire.LinkRead
 	m.Decode(d)
 	if d.Done() != nil || m.Size > wire.MaxLinkRead {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	l, _ := s.link(m.ID)
 	if l == nil {

@@ -110,7 +110,7 @@ func (s *session) observe(p []byte) int32 {
 	var m wire.Observe
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if int(m.Device) >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
@@ -154,7 +154,7 @@ func (s *session) readings(p []byte) int32 {
 	var m wire.ObserveMore
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if int(m.Device) >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
@@ -178,7 +178,7 @@ func (s *session) links(p []byte) int32 {
 	var m wire.ObserveLinks
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if int(m.Device) >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
@@ -211,7 +211,7 @@ func (s *session) text(p []byte) int32 {
 	var m wire.ObserveText
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if int(m.Device) >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
@@ -239,7 +239,7 @@ func (s *session) facts(p []byte) int32 {
 	var m wire.ObserveFacts
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if int(m.Device) >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE

@@ -413,7 +413,7 @@ func (s *session) violation(why string) {
 }
 
 // malformed is a violation: the payload does not have the operation's form.
-func (s *session) malformed(op uint16) int32 {
+func (s *session) malformed() int32 {
 	s.violation(fmt.Sprintf("malformed payload of %d bytes", s.hdr.Size))
 	return C.CUDA_ERROR_INVALID_VALUE
 }
@@ -500,7 +500,7 @@ func (s *session) ctxActivate(p []byte) int32 {
 	m.Decode(&s.dec)
 	dev := int(m.Device)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if dev < 0 || dev >= len(s.snap.Devices) {
 		return C.CUDA_ERROR_INVALID_DEVICE
@@ -540,7 +540,7 @@ func (s *session) threadStream(p []byte) int32 {
 	var m wire.ThreadStream
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	var real C.uint64_t
 	rc := C.sl_stream_create(&real, C.CU_STREAM_DEFAULT)

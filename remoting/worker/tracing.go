@@ -107,7 +107,7 @@ func (s *session) traceFrame(p []byte) int32 {
 	var m wire.Trace
 	m.Decode(&s.dec)
 	if s.dec.Done() != nil || m.On > 1 {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	send := func(p []byte, last bool) error {
 		h := wire.Reply{Kind: wire.FrameTrace, Op: wire.OpTrace}

@@ -403,7 +403,7 @@ func (s *session) eventWatch(p []byte) int32 {
 	m.Decode(d)
 	id, gen := m.Event, m.Recording
 	if d.Done() != nil {
-		return s.malformed(s.hdr.Op)
+		return s.malformed()
 	}
 	if s.hdr.Call == 0 {
 		return s.follow(id, gen, m.Stream)

@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
@@ -294,42 +293,5 @@ func TestUnsafe(t *testing.T) {
 	}
 	if err := l.Write(Event{}); !errors.Is(err, os.ErrClosed) {
 		t.Error("closed:", err)
-	}
-}
-
-// History sees each of the wrongs that it is for.
-func TestHistory(t *testing.T) {
-	on := func(event, id, key string, percent uint32) Event {
-		return Event{Event: event, Lease: id, Key: key, GPUs: []lease.Grant{{GPU: "g", Percent: percent, Mem: uint64(percent)}}}
-	}
-	over := on(Release, "a", "j", 50)
-	over.Over = true
-	open := Event{Event: SessionOpen, Lease: "a", Session: "s"}
-	end := Event{Event: SessionEnd, Lease: "a", Session: "s"}
-	r := Rules{Mem: map[string]uint64{"g": 90}, Final: true}
-	for _, c := range []struct {
-		name  string
-		lines []Event
-		want  string // "" for a good history
-	}{
-		{"good", []Event{on(Reserve, "a", "j", 50), on(Grant, "a", "j", 50), open, on(Grant, "b", "k", 40), end, over, on(Grant, "c", "l", 50), on(Reclaim, "c", "l", 50), on(Release, "b", "k", 40)}, ""},
-		{"reserved and let go", []Event{on(Reserve, "a", "j", 50), on(Reclaim, "a", "j", 50), on(Grant, "b", "j", 50), on(Release, "b", "j", 50)}, ""},
-		{"reservation not seen", []Event{on(Reclaim, "a", "j", 50)}, ""},
-		{"percent", []Event{on(Grant, "a", "j", 51), on(Reserve, "b", "k", 50)}, "101%"},
-		{"memory", []Event{on(Grant, "a", "j", 50), on(Grant, "b", "k", 45)}, "95 of 90"},
-		{"twice granted", []Event{on(Grant, "a", "j", 5), on(Grant, "a", "j", 5)}, "granted twice"},
-		{"twice ended", []Event{on(Grant, "a", "j", 5), on(Release, "a", "j", 5), on(Reclaim, "a", "j", 5)}, "ended twice"},
-		{"never ended", []Event{on(Grant, "a", "j", 5)}, "no end"},
-		{"after its end", []Event{on(Release, "a", "j", 5), on(Grant, "a", "j", 5)}, "after its end"},
-		{"over", []Event{on(Grant, "a", "j", 50), over, on(Grant, "b", "j", 5)}, "key was over"},
-		{"no lease", []Event{open}, "outside"},
-		{"reserved only", []Event{on(Reserve, "a", "j", 5), open}, "outside"},
-		{"another owner's", []Event{{Event: Grant, Lease: "a", Owner: "x"}}, ""},
-		{"outlived", []Event{on(Grant, "a", "j", 5), open, on(Release, "a", "j", 5)}, "still live"},
-	} {
-		errs := History(c.lines, r)
-		if c.want == "" && len(errs) > 0 || c.want != "" && (len(errs) == 0 || !strings.Contains(errors.Join(errs...).Error(), c.want)) {
-			t.Errorf("%s: %v, want %q", c.name, errs, c.want)
-		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 func newGPUs() *cobra.Command {
@@ -62,8 +63,8 @@ func printPools(w io.Writer, ps []rpc.Pool) error {
 				if why := g.WhyNot(); why != "" {
 					state = why
 				}
-				rows = append(rows, []string{p.Name, o.Name, strconv.Itoa(g.Index), g.Name, bytesText(g.Mem), bytesText(g.FreeMem),
-					strconv.FormatUint(uint64(g.FreePercent), 10) + "%", bytesText(g.Overhead), strconv.Itoa(g.Leases), state})
+				rows = append(rows, []string{p.Name, o.Name, strconv.Itoa(g.Index), g.Name, form.ShortBytes(g.Mem), form.ShortBytes(g.FreeMem),
+					strconv.FormatUint(uint64(g.FreePercent), 10) + "%", form.ShortBytes(g.Overhead), strconv.Itoa(g.Leases), state})
 			}
 		}
 	}

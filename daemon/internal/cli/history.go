@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
@@ -342,8 +343,8 @@ func (o *pastJobs) print(w io.Writer, who string) error {
 		if j.hours() > 0 {
 			used = strconv.FormatUint(j.Used, 10) + "%"
 		}
-		rows = append(rows, []string{j.Job, j.User, j.State, j.End.Local().Format("2006-01-02T15:04"), elapsed(j.Elapsed), granted, bytesText(j.Mem),
-			used, bytesText(j.Peak), jobreport.Duration(j.Waited), strconv.FormatUint(j.Cuts, 10), j.Advice})
+		rows = append(rows, []string{j.Job, j.User, j.State, j.End.Local().Format("2006-01-02T15:04"), elapsed(j.Elapsed), granted, form.ShortBytes(j.Mem),
+			used, form.ShortBytes(j.Peak), jobreport.Duration(j.Waited), strconv.FormatUint(j.Cuts, 10), j.Advice})
 	}
 	if err := table(w, "JOB USER STATE END TIME GRANTED MEMORY USED PEAK WAITED CUTS VERDICT", rows); err != nil {
 		return err

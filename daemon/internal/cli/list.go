@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
@@ -62,8 +63,8 @@ long no program has had work for the GPU, from a minute on.`,
 				for _, s := range l.Sessions {
 					used, peak := total(s.Use)
 					rows = append(rows, []string{short(s.ID), short(l.ID), strconv.FormatUint(uint64(s.Client), 10), s.Program, partText(s.Part),
-						bytesText(used), bytesText(peak), strconv.FormatUint(s.Counts.Calls, 10), strconv.FormatUint(s.Counts.Waits, 10),
-						bytesText(s.Counts.BytesIn), bytesText(s.Counts.BytesOut), strconv.FormatUint(s.Counts.Errors, 10),
+						form.ShortBytes(used), form.ShortBytes(peak), strconv.FormatUint(s.Counts.Calls, 10), strconv.FormatUint(s.Counts.Waits, 10),
+						form.ShortBytes(s.Counts.BytesIn), form.ShortBytes(s.Counts.BytesOut), strconv.FormatUint(s.Counts.Errors, 10),
 						strconv.FormatUint(s.Counts.Cuts, 10), jobreport.Duration(s.Counts.CutTime), since(now, s.Started)})
 				}
 			}
@@ -84,7 +85,7 @@ func partText(p *lease.Part) string {
 	if p == nil {
 		return "-"
 	}
-	return fmt.Sprintf("%d%%+%s", p.Percent, bytesText(p.Mem))
+	return fmt.Sprintf("%d%%+%s", p.Percent, form.ShortBytes(p.Mem))
 }
 
 // idleText is for how long a lease has had no work, if that is longer than a program pauses.
@@ -110,7 +111,7 @@ func leaseRows(ls []lease.Status, now time.Time, users *usernames.Names) [][]str
 		}
 		used, peak := total(l.Use)
 		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.Name(l.Request.UID), string(l.State),
-			join(l.Grants, fractionText), l.Request.PolicyName(), strings.Join(owners, ","), bytesText(used), bytesText(peak),
+			join(l.Grants, fractionText), l.Request.PolicyName(), strings.Join(owners, ","), form.ShortBytes(used), form.ShortBytes(peak),
 			strconv.Itoa(len(l.Sessions)), idleText(&l), since(now, l.Made), left})
 	}
 	return rows

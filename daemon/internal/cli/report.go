@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
@@ -136,7 +137,7 @@ func reportRow(r lease.Report, now time.Time) []string {
 		if f.Mem == 0 {
 			return fmt.Sprintf("%d%%", f.Percent)
 		}
-		return fmt.Sprintf("%d%%:%s", f.Percent, bytesText(f.Mem))
+		return fmt.Sprintf("%d%%:%s", f.Percent, form.ShortBytes(f.Mem))
 	})
 	_, peak := total(r.Use)
 	state, end := "lives", now
@@ -152,9 +153,9 @@ func reportRow(r lease.Report, now time.Time) []string {
 		s := lease.SumShares(r.Shares)
 		held, waited, throttled = jobreport.Duration(s.Held), jobreport.Duration(s.Waited), s.Throttled
 	}
-	return []string{r.Key.Node, short(r.Lease), r.Owner, asked, join(r.Grants, fractionText), (&lease.Request{Policy: r.Policy, Lend: r.Lend}).PolicyName(), bytesText(peak),
-		jobreport.Duration(r.GPUTime), held, waited, jobreport.Duration(throttled), jobreport.Count(c.Calls), jobreport.Count(c.Waits),
-		jobreport.Bytes(c.BytesIn), jobreport.Bytes(c.BytesOut), strconv.FormatUint(r.Sessions, 10), elapsed(end.Sub(r.Made)), state}
+	return []string{r.Key.Node, short(r.Lease), r.Owner, asked, join(r.Grants, fractionText), (&lease.Request{Policy: r.Policy, Lend: r.Lend}).PolicyName(), form.ShortBytes(peak),
+		jobreport.Duration(r.GPUTime), held, waited, jobreport.Duration(throttled), form.ShortCount(c.Calls), form.ShortCount(c.Waits),
+		form.ShortBytes(c.BytesIn), form.ShortBytes(c.BytesOut), strconv.FormatUint(r.Sessions, 10), elapsed(end.Sub(r.Made)), state}
 }
 
 // appendReport appends a job's report to its output if the job asks for it.

@@ -250,14 +250,6 @@ func TestLife(t *testing.T) {
 	}
 }
 
-func TestBytesText(t *testing.T) {
-	for n, want := range map[uint64]string{0: "0", 1023: "1023", 1024: "1K", 1536: "1.5K", 20 << 30: "20G", 1<<30 - 1: "1.0G", 141<<30 + 1<<29: "142G"} {
-		if got := bytesText(n); got != want {
-			t.Errorf("%d is %q, want %q", n, got, want)
-		}
-	}
-}
-
 func TestCA(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ca")
 	for _, c := range []struct {

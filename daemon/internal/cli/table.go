@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -46,24 +45,6 @@ func plain(s string) string { return cmp.Or(form.Printable(s), "-") }
 // short returns the part of a lease's id that is enough to recognize it.
 func short(id string) string { return id[:min(len(id), 12)] }
 
-// bytesText returns n with a unit, to three digits.
-func bytesText(n uint64) string {
-	const units = "KMGTPE"
-	if n < 1<<10 {
-		return strconv.FormatUint(n, 10)
-	}
-	v, u := float64(n)/1024, 0
-	for ; v >= 999.5 && u < len(units)-1; u++ {
-		v /= 1024
-	}
-	switch {
-	case v == float64(int(v)) || v >= 99.95:
-		return fmt.Sprintf("%.0f%c", v, units[u])
-	default:
-		return fmt.Sprintf("%.1f%c", v, units[u])
-	}
-}
-
 // since is the time since t, as d-hh:mm:ss; "-" for a time that is not set.
 func since(now, t time.Time) string {
 	if t.IsZero() {
@@ -82,7 +63,9 @@ func elapsed(d time.Duration) string {
 }
 
 // fractionText is a grant's share as a user asks for it: 50%:20G.
-func fractionText(g lease.Grant) string { return fmt.Sprintf("%d%%:%s", g.Percent, bytesText(g.Mem)) }
+func fractionText(g lease.Grant) string {
+	return fmt.Sprintf("%d%%:%s", g.Percent, form.ShortBytes(g.Mem))
+}
 
 func join[T any](in []T, text func(T) string) string {
 	s := make([]string, len(in))

@@ -23,6 +23,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
@@ -217,13 +218,13 @@ func showTop(w io.Writer, s rpc.Stats, before *rpc.Stats, asJSON bool) error {
 		for _, g := range slices.SortedFunc(slices.Values(s.GPUs), func(a, b rpc.GPUStats) int { return cmp.Compare(a.GPU.Index, b.GPU.Index) }) {
 			busy, nvml, age := "-", "-", "-"
 			if g.Known {
-				busy, nvml, age = strconv.FormatUint(uint64(g.Utilisation), 10)+"%", bytesText(g.MemUsed), g.Age.Round(100*time.Millisecond).String()
+				busy, nvml, age = strconv.FormatUint(uint64(g.Utilisation), 10)+"%", form.ShortBytes(g.MemUsed), g.Age.Round(100*time.Millisecond).String()
 			}
 			state := "ok"
 			if why := g.GPU.WhyNot(); why != "" {
 				state = why
 			}
-			rows = append(rows, []string{strconv.Itoa(g.GPU.Index), g.GPU.Name, bytesText(g.GPU.Mem), bytesText(g.GrantedMem), bytesText(g.UsedMem),
+			rows = append(rows, []string{strconv.Itoa(g.GPU.Index), g.GPU.Name, form.ShortBytes(g.GPU.Mem), form.ShortBytes(g.GrantedMem), form.ShortBytes(g.UsedMem),
 				nvml, strconv.Itoa(100-int(min(g.GPU.FreePercent, 100))) + "%", busy, strconv.Itoa(g.GPU.Leases), age, state})
 		}
 		err = errors.Join(err, table(w, "GPU NAME MEMORY GRANTED USED NVML LENT BUSY LEASES AGE STATE", rows))
@@ -283,8 +284,8 @@ func topRows(s rpc.Stats, before *rpc.Stats) [][]string {
 			overruns, throttled = num(is.Overruns), is.Throttled.Round(10*time.Millisecond).String()
 		}
 		rows = append(rows, []string{short(l.ID), l.Request.Key.Job, users.Name(l.Request.UID), join(l.Grants, fractionText),
-			l.Request.PolicyName(), due, got, waited, overruns, bytesText(used), bytesText(peak),
-			strconv.Itoa(len(l.Sessions)), rate(d.Calls, num), rate(d.Waits, num), rate(d.BytesIn, bytesText), rate(d.BytesOut, bytesText),
+			l.Request.PolicyName(), due, got, waited, overruns, form.ShortBytes(used), form.ShortBytes(peak),
+			strconv.Itoa(len(l.Sessions)), rate(d.Calls, num), rate(d.Waits, num), rate(d.BytesIn, form.ShortBytes), rate(d.BytesOut, form.ShortBytes),
 			num(all.Errors), throttled, join(programs, func(p string) string { return p })})
 	}
 	return rows

@@ -158,5 +158,5 @@ func used(r *lease.Report) string {
 	for _, g := range r.Grants {
 		mem += g.Mem
 	}
-	return fmt.Sprintf("at most %d MiB of %d MiB, %v of GPU time, %d sessions, %d calls", (peak+1<<20-1)>>20, mem>>20, r.GPUTime.Round(100*time.Millisecond), r.Sessions, r.Counts.Calls)
+	return fmt.Sprintf("at most %d MiB of %d MiB, %v of GPU time, %d sessions, %d calls", form.MiB(peak), mem>>20, r.GPUTime.Round(100*time.Millisecond), r.Sessions, r.Counts.Calls)
 }

@@ -238,6 +238,16 @@ func (f *fakeOwner) Reports(_ context.Context, host, cluster, job string) ([]lea
 	return append([]lease.Report{{Owner: f.name, Key: lease.Key{Cluster: cluster, Job: job, Node: host}}}, f.told...), nil
 }
 
+// Gone implements lease.Mourner.
+func (f *fakeOwner) Gone(context.Context, string, string, uint32) error {
+	leave, err := f.enter("gone")
+	if err != nil {
+		return err
+	}
+	leave()
+	return nil
+}
+
 func (f *fakeOwner) Offer(context.Context, string, lease.SessionRequest) (lease.Offer, error) {
 	return lease.Offer{}, nil
 }

@@ -28,7 +28,7 @@ type watched struct {
 
 const (
 	goneFirst = 100 * time.Millisecond // between attempts to tell the owner; doubled each time
-	goneMost  = 5 * time.Second
+	goneMost  = 5 * time.Second        // the longest of those pauses
 )
 
 // opened watches a process. It takes over the pidfd.
@@ -89,9 +89,9 @@ func (h *Host) tellGone(c watched) bool {
 	if !ok {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(h.base, goneMost)
-	defer cancel()
-	err = m.Gone(ctx, h.cfg.Node, c.lease, c.pid)
+	_, err = call(h.base, h, p, releaseTime, false, func(ctx context.Context, _ lease.Owner) (struct{}, error) {
+		return struct{}{}, m.Gone(ctx, h.cfg.Node, c.lease, c.pid)
+	})
 	if err != nil {
 		h.log.Debug("owner not told of a process's end", "owner", c.owner, "lease", c.lease, "pid", c.pid, "error", err)
 	}
@@ -120,25 +120,25 @@ func (h *Host) rewatch() {
 
 // rewatchAt asks one owner, until it answers.
 func (h *Host) rewatchAt(owner string) {
-	for wait := goneFirst; h.base.Err() == nil; wait = min(2*wait, goneMost) {
-		p, err := h.peer(owner, "")
-		if err == nil {
-			ctx, cancel := context.WithTimeout(h.base, goneMost)
-			var all []lease.Status
-			all, err = p.owner.List(ctx, h.cfg.Node)
-			cancel()
-			for i := range all {
-				h.rewatchSessions(owner, all[i].Sessions)
-			}
-		}
-		if err == nil || lease.CodeOf(err) != lease.Down {
-			return
-		}
+	for wait := goneFirst; h.base.Err() == nil && !h.askSessions(owner); wait = min(2*wait, goneMost) {
 		select {
 		case <-time.After(wait):
 		case <-h.base.Done():
 		}
 	}
+}
+
+// askSessions asks an owner for its sessions of this node's processes, and reports whether it has answered.
+func (h *Host) askSessions(owner string) bool {
+	p, err := h.peer(owner, "")
+	var all []lease.Status
+	if err == nil {
+		all, err = h.listOf(h.base, p, h.cfg.Node)
+	}
+	for i := range all {
+		h.rewatchSessions(owner, all[i].Sessions)
+	}
+	return err == nil || lease.CodeOf(err) != lease.Down
 }
 
 func (h *Host) rewatchSessions(owner string, sessions []lease.Session) {

@@ -138,8 +138,7 @@ func (h *Host) askHealth(ctx context.Context, owners []Peer, one, all time.Durat
 	return foldHealth(answers)
 }
 
-// healthOf asks one owner. It does not go through call: a health check that hangs, as on a dead file server, is no
-// reason to leave the owner out of placement.
+// healthOf asks one owner, not through call, which says why.
 func (h *Host) healthOf(ctx context.Context, p *peer, limit time.Duration) ([]rpc.Check, error) {
 	checks, err := within(ctx, limit, func(ctx context.Context) ([]rpc.Check, error) {
 		n, ok := p.owner.(rpc.NodeHealth)

@@ -231,18 +231,13 @@ func (h *Host) askPromise(ctx context.Context, p *peer, w *promised) (c lease.Ch
 		c, err := h.ask(ctx, p)
 		return c, false, err
 	}
-	within, cancel := context.WithTimeout(ctx, promiseWait+h.cfg.Ask)
-	defer cancel()
 	q := lease.HeldWatch{Since: w.since, Wait: promiseWait, Gap: watchGap, Answers: w.answers}
 	if _, up := h.view.mark(p.name); !up {
 		q.Wait, q.Gap = 0, 0 // that it answers is news
 	}
 	sent := h.holds.up()
-	got, err := o.WatchHeld(within, h.cfg.Node, q)
+	got, err := poll(ctx, h, p, promiseWait, func(ctx context.Context) (lease.HeldChanges, error) { return o.WatchHeld(ctx, h.cfg.Node, q) })
 	w.answers = nil
-	if ctx.Err() == nil {
-		p.note(h, err)
-	}
 	if err != nil && lease.CodeOf(err) != lease.Down {
 		w.plain = time.Now().Add(unwatchable)
 		c, err := h.ask(ctx, p)

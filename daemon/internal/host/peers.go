@@ -75,8 +75,12 @@ func (p *peer) close() {
 	}
 }
 
-// note records the outcome of a call: only silence counts against an owner.
-func (p *peer) note(h *Host, err error) {
+// note records the outcome of a call: only silence counts against an owner. The end of ctx, which is the caller's own, says nothing
+// about the owner.
+func (p *peer) note(ctx context.Context, h *Host, err error) {
+	if ctx.Err() != nil {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err == nil || lease.CodeOf(err) != lease.Down {
@@ -164,17 +168,29 @@ func (p *peer) stale() {
 	p.at = time.Time{}
 }
 
-// call calls an owner. It is the only way to reach one: every call has a deadline, is noted as
-// an answer or as silence, and, if it changes what the owner has free, makes the last inventory
-// stale. The end of ctx, which is the caller's own, says nothing about the owner.
+// call calls an owner: the call has a deadline, is noted as an answer or as silence, and, if it changes what the owner has free,
+// makes the last inventory stale. Other nodes' owners are called in no other way, but for
+//
+//	poll                   a watch, which is noted too, but not run in another goroutine
+//	healthOf               a health check that hangs, as on a dead file server, is no reason to leave the owner out of placement
+//	DialData, DialProbe    they call the data port as well, or over a connection of their own: a firewall between two data ports, or
+//	                       a user who gave up, says nothing about the owner's daemon
 func call[T any](ctx context.Context, h *Host, p *peer, d time.Duration, changes bool, f func(context.Context, lease.Owner) (T, error)) (T, error) {
 	v, err := within(ctx, d, func(ctx context.Context) (T, error) { return f(ctx, p.owner) })
 	if changes {
 		p.stale()
 	}
-	if ctx.Err() == nil {
-		p.note(h, err)
-	}
+	p.note(ctx, h, err)
+	return v, err
+}
+
+// poll asks an owner that may put off its answer by as much as wait. It is not a call, which would keep another goroutine for each of thousands of
+// owners: f heeds its deadline.
+func poll[T any](ctx context.Context, h *Host, p *peer, wait time.Duration, f func(context.Context) (T, error)) (T, error) {
+	within, cancel := context.WithTimeout(ctx, wait+h.cfg.Ask)
+	defer cancel()
+	v, err := f(within)
+	p.note(ctx, h, err)
 	return v, err
 }
 

@@ -12,6 +12,29 @@ import (
 	"github.com/sluice-hpc/sluice/internal/form"
 )
 
+// watchable is a fake owner that can be watched.
+type watchable struct {
+	*fakeOwner
+	lease.Watchable
+	lease.Promiser
+}
+
+func (w watchable) Watch(context.Context, string, lease.Mark, time.Duration) (lease.Changes, error) {
+	leave, err := w.enter("watch")
+	if err == nil {
+		leave()
+	}
+	return lease.Changes{}, err
+}
+
+func (w watchable) WatchHeld(context.Context, string, lease.HeldWatch) (lease.HeldChanges, error) {
+	leave, err := w.enter("watch held")
+	if err == nil {
+		leave()
+	}
+	return lease.HeldChanges{}, err
+}
+
 // The host remembers that an owner did not answer, whatever the question was, so that the
 // next call does not wait for it again; after a change it asks for the owner's inventory.
 func TestSilenceIsNoted(t *testing.T) {
@@ -23,33 +46,44 @@ func TestSilenceIsNoted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.owner = watchable{fakeOwner: a}
+	s.quotas = []Quota{{}} // so that owners are asked for promises
 	parts := []lease.Lease{
 		{ID: form.NewLeaseID(), Grants: []lease.Grant{{Owner: "a"}}},
 		{ID: form.NewLeaseID(), Grants: []lease.Grant{{Owner: "a"}}},
 	}
-	for what, f := range map[string]func(){
-		"leases that are not whole": func() { s.endParts(t.Context(), parts, lease.Key{}, "it is not whole") },
-		"a lease that is not known": func() { s.stranger(t.Context(), p, parts[0]) },
-		"a delivery":                func() { _ = s.tellRelease(t.Context(), "a", &record{Lease: parts[0]}, lease.Key{}) },
-		"the end of a job":          func() { _ = s.tellOwner(t.Context(), p, &jobEnd{Job: "7"}, []string{""}) },
-		"a change":                  func() { _, _ = s.setAt(t.Context(), p, lease.Change{Lease: parts[0].ID}) },
+	for _, c := range []struct {
+		what    string
+		call    string // of the owner
+		changes bool   // what the owner has free
+		f       func()
+	}{
+		{"leases that are not whole", "release", true, func() { s.endParts(t.Context(), parts, lease.Key{}, "it is not whole") }},
+		{"a lease that is not known", "release", true, func() { s.stranger(t.Context(), p, parts[0]) }},
+		{"a delivery", "release", true, func() { _ = s.tellRelease(t.Context(), "a", &record{Lease: parts[0]}, lease.Key{}) }},
+		{"the end of a job", "release", true, func() { _ = s.tellOwner(t.Context(), p, &jobEnd{Job: "7"}, []string{""}) }},
+		{"a change", "set", true, func() { _, _ = s.setAt(t.Context(), p, lease.Change{Lease: parts[0].ID}) }},
+		{"the end of a process", "gone", false, func() { s.tellGone(watched{"a", parts[0].ID, 7}) }},
+		{"the sessions from before a restart", "list", false, func() { s.askSessions("a") }},
+		{"a watch", "watch", false, func() { _, _ = s.ask(t.Context(), p) }},
+		{"a watch with a promise", "watch held", false, func() { _, _, _ = s.askPromise(t.Context(), p, &promised{}) }},
 	} {
 		a.set(func() { a.down = false; a.calls = map[string]int{} })
 		if _, err := p.inventory(t.Context(), s.Host, 0); err != nil || p.down() != nil {
 			t.Fatal(err, p.down())
 		}
 		a.set(func() { a.down = true })
-		f()
+		c.f()
 		if p.down() == nil {
-			t.Errorf("%s: the owner's silence is not noted", what)
+			t.Errorf("%s: the owner's silence is not noted", c.what)
 		}
 		p.mu.Lock()
-		if !p.at.IsZero() {
-			t.Errorf("%s: the inventory from before it counts", what)
+		if p.at.IsZero() != c.changes {
+			t.Errorf("%s: the inventory from before it counts: %v", c.what, c.changes)
 		}
 		p.mu.Unlock()
-		if n := a.calls["release"] + a.calls["set"]; n != 1 {
-			t.Errorf("%s: a silent owner is asked %d times", what, n)
+		if n := a.calls[c.call]; n != 1 || len(a.calls) != 2 { // the other is for the inventory
+			t.Errorf("%s: a silent owner is asked %v", c.what, a.calls)
 		}
 	}
 }

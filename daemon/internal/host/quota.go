@@ -238,7 +238,7 @@ func (q *Quota) beyond(held, a lease.Held) string {
 	return ""
 }
 
-func mib(n uint64) string { return fmt.Sprintf("%d MiB", (n+1<<20-1)>>20) }
+func mib(n uint64) string { return fmt.Sprintf("%d MiB", form.MiB(n)) }
 
 // withinQuotas refuses grants beyond a quota. lessThis is the id of the lease that has them already, "" before. again says that only
 // reservations of others are in the way, which may pass within milliseconds.

@@ -130,19 +130,12 @@ func (h *Host) ask(ctx context.Context, p *peer) (lease.Changes, error) {
 	if !ok {
 		return lease.Changes{}, lease.Errorf(lease.WrongPeer, "owner %s cannot be watched", p.name)
 	}
-	// Not by call, which would keep another goroutine for each of thousands of owners: a watch heeds its deadline.
-	within, cancel := context.WithTimeout(ctx, watchWait+h.cfg.Ask)
-	defer cancel()
 	since, up := h.view.mark(p.name)
 	wait := watchWait
 	if !up {
 		wait = 0 // that it answers is news
 	}
-	c, err := w.Watch(within, h.cfg.Node, since, wait)
-	if ctx.Err() == nil {
-		p.note(h, err)
-	}
-	return c, err
+	return poll(ctx, h, p, watchWait, func(ctx context.Context) (lease.Changes, error) { return w.Watch(ctx, h.cfg.Node, since, wait) })
 }
 
 // same returns the list that is kept already if it says the same: the overview and this peer then keep one.

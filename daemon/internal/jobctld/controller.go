@@ -120,8 +120,9 @@ func (s *Service) sponsor(ctx context.Context, j slurm.Job, run rpc.JobRun, epoc
 			return nil, err
 		}
 		other := slices.IndexFunc(leases, func(l lease.Lease) bool {
-			h := l.Request
-			return h.UID != one.UID || h.Restart != one.Restart || h.Type != one.Type || !slices.Equal(h.Fractions, one.Fractions)
+			r := one
+			r.Key.Node = l.Request.Key.Node
+			return !r.SameRun(l.Request)
 		})
 		if other < 0 {
 			return leases, nil

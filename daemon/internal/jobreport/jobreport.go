@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // slack is how far the clocks of two owners may be apart, for Last.
@@ -124,7 +125,7 @@ func Line(all []lease.Report) string {
 		fmt.Fprintf(&b, " %dMiB", s.AskedMem>>20)
 	}
 	fmt.Fprintf(&b, " granted %d%% %dMiB peak %dMiB gpu %s throttled %s calls %d waits %d in %s out %s",
-		s.Granted, s.Mem>>20, (s.Peak+1<<20-1)>>20, Duration(s.GPUTime), Duration(s.Share.Throttled),
+		s.Granted, s.Mem>>20, form.MiB(s.Peak), Duration(s.GPUTime), Duration(s.Share.Throttled),
 		s.Counts.Calls, s.Counts.Waits, binary(s.Counts.BytesIn), binary(s.Counts.BytesOut))
 	if s.Turns {
 		fmt.Fprintf(&b, " held %s waited %s", Duration(s.Share.Held), Duration(s.Share.Waited))
@@ -244,34 +245,10 @@ func Duration(d time.Duration) string {
 	return fmt.Sprintf("%dh%02dm%02ds", n/3600, n%3600/60, n%60)
 }
 
-// Count is n with a unit of powers of 1000, to three digits.
-func Count(n uint64) string { return scaled(n, 1000) }
-
-// Bytes is n with a unit of powers of 1024, to three digits.
-func Bytes(n uint64) string { return scaled(n, 1024) }
-
-// binary is Bytes with its unit in full: 3.4GiB, 12B.
+// binary is n bytes with their unit in full: 3.4GiB, 12B.
 func binary(n uint64) string {
 	if n < 1024 {
 		return strconv.FormatUint(n, 10) + "B"
 	}
-	return Bytes(n) + "iB"
-}
-
-func scaled(n, base uint64) string {
-	units := "kMGTPE"
-	if base == 1024 {
-		units = "KMGTPE"
-	}
-	if n < base {
-		return strconv.FormatUint(n, 10)
-	}
-	v, u := float64(n)/float64(base), 0
-	for ; v >= float64(base)-0.5 && u < len(units)-1; u++ {
-		v /= float64(base)
-	}
-	if v >= 99.95 {
-		return fmt.Sprintf("%.0f%c", v, units[u])
-	}
-	return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + units[u:u+1]
+	return form.ShortBytes(n) + "iB"
 }

@@ -90,21 +90,11 @@ func TestLine(t *testing.T) {
 	}
 }
 
-func TestNumbers(t *testing.T) {
+func TestDuration(t *testing.T) {
 	for d, want := range map[time.Duration]string{-1: "0s", 0: "0s", 1: "0.1s", 3 * time.Second: "3s", 59940 * time.Millisecond: "59.9s", 59990 * time.Millisecond: "1m00s",
 		723 * time.Second: "12m03s", 3599600 * time.Millisecond: "1h00m00s", 100*time.Hour + time.Minute: "100h01m00s"} {
 		if got := Duration(d); got != want {
 			t.Errorf("%v is %q, want %q", d, got, want)
-		}
-	}
-	for n, want := range map[uint64]string{0: "0", 999: "999", 1000: "1k", 1234: "1.2k", 999_999: "1M", 123_456_789: "123M", ^uint64(0): "18.4E"} {
-		if got := Count(n); got != want {
-			t.Errorf("%d is %q, want %q", n, got, want)
-		}
-	}
-	for n, want := range map[uint64]string{1023: "1023", 1024: "1K", 1536: "1.5K", 20 << 30: "20G", 1<<40 - 1: "1T"} {
-		if got := Bytes(n); got != want {
-			t.Errorf("%d is %q, want %q", n, got, want)
 		}
 	}
 }

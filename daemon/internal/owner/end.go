@@ -124,21 +124,6 @@ func (o *Owner) remember(host, id string, key lease.Key, reason string) error {
 	return nil
 }
 
-// Evict ends any lease: the administrator's release at the owner.
-func (o *Owner) Evict(ctx context.Context, id, reason string) error {
-	o.write.Lock()
-	e := o.leases[id]
-	if e != nil && !e.ending {
-		o.mark(e, ending{audit.Reclaim, reason, true})
-	}
-	o.write.Unlock()
-	if e == nil {
-		return lease.Errorf(lease.NotFound, "lease %.40q is not known to owner %s; see sluice list", id, o.cfg.Name)
-	}
-	o.finish(e)
-	return o.await(ctx, e)
-}
-
 // mark starts the end of a lease: no session is started on it any more. write is held.
 func (o *Owner) mark(e *entry, why ending) {
 	rec := e.rec

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/audit/audittest"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/internal/form"
@@ -384,11 +385,11 @@ func (n *node) history() []audit.Event {
 // check holds the log against the rules.
 func (n *node) check(final bool) {
 	n.t.Helper()
-	r := audit.Rules{Owner: n.name, Mem: make(map[string]uint64), Final: final}
+	r := audittest.Rules{Owner: n.name, Mem: make(map[string]uint64), Final: final}
 	for _, g := range n.devices {
 		r.Mem[g.UUID] = g.Mem
 	}
-	for _, err := range audit.History(n.history(), r) {
+	for _, err := range audittest.History(n.history(), r) {
 		n.t.Errorf("owner %s: %v", n.name, err)
 	}
 }

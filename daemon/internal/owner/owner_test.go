@@ -222,11 +222,6 @@ func TestHosts(t *testing.T) {
 	if s := n.events(l.ID); strings.Contains(s, "release") {
 		t.Error(s)
 	}
-	code(t, n.Evict(ctx, form.NewLeaseID(), "x"), lease.NotFound)
-	must(t, n.Evict(ctx, l.ID, "by the administrator"))
-	if s := n.events(l.ID); !strings.HasSuffix(s, "reclaim") {
-		t.Error(s)
-	}
 }
 
 func TestIncarnations(t *testing.T) {

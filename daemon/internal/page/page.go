@@ -26,13 +26,14 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
 //go:embed page.html style.css
 var files embed.FS
 
-var pages = template.Must(template.New("").Funcs(template.FuncMap{"bytes": jobreport.Bytes, "duration": jobreport.Duration, "ago": ago, "bar": bar, "millis": millis}).ParseFS(files, "page.html"))
+var pages = template.Must(template.New("").Funcs(template.FuncMap{"bytes": form.ShortBytes, "duration": jobreport.Duration, "ago": ago, "bar": bar, "millis": millis}).ParseFS(files, "page.html"))
 
 const (
 	// askTime is how long the owners may take for a page; one that is silent is shown as that.

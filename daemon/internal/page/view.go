@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/jobreport"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // head is what all pages begin with.
@@ -144,7 +145,7 @@ func (s *Server) gpu(g rpc.GPUStats, holders []jobLine) gpuView {
 	v := gpuView{GPUStats: g, State: stateOf(&g.GPU), Lent: lentOf(&g.GPU), Holders: holders, Busy: "not known", Mem: "not known"}
 	if g.Known {
 		v.Busy = strconv.Itoa(int(g.Utilisation)) + " %"
-		v.Mem = jobreport.Bytes(g.MemUsed) + " of " + jobreport.Bytes(g.MemTotal)
+		v.Mem = form.ShortBytes(g.MemUsed) + " of " + form.ShortBytes(g.MemTotal)
 	}
 	v.LentLine, v.MemLine, v.BusyLine = s.history.line("lent "+g.GPU.UUID), s.history.line("mem "+g.GPU.UUID), s.history.line("busy "+g.GPU.UUID)
 	return v

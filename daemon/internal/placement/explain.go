@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // explain says why a request has no place, by how much not, and where it came
@@ -72,7 +73,7 @@ func noSuch(gpus []lease.GPU, r lease.Request) string {
 		}
 		return fmt.Sprintf("no GPU is of type %q; there are %s", r.Type, strings.Join(names, ", "))
 	}
-	return fmt.Sprintf("%d MiB at least are asked of the whole GPU, and the largest, %s, has %d MiB", mib(r.MinMem), name(largest), mib(largest.Mem))
+	return fmt.Sprintf("%d MiB at least are asked of the whole GPU, and the largest, %s, has %d MiB", form.MiB(r.MinMem), name(largest), form.MiB(largest.Mem))
 }
 
 // neverFits says why r does not fit the pool even if it were empty.
@@ -116,10 +117,10 @@ func shortBy(cs []candidate, f lease.Fraction) string {
 	at := "the nearest is " + name(best.gpu)
 	var why []string
 	if min := least(best.gpu); mem < min {
-		why = append(why, fmt.Sprintf("its context alone takes %d MiB, so a fraction needs %d MiB at least, %d more", mib(best.gpu.Overhead), mib(min), mib(min-mem)))
+		why = append(why, fmt.Sprintf("its context alone takes %d MiB, so a fraction needs %d MiB at least, %d more", form.MiB(best.gpu.Overhead), form.MiB(min), form.MiB(min-mem)))
 	}
 	if mem > best.freeMem {
-		why = append(why, fmt.Sprintf("%d MiB free of %d, %d MiB too little", mib(best.freeMem), mib(best.gpu.Mem), mib(mem-best.freeMem)))
+		why = append(why, fmt.Sprintf("%d MiB free of %d, %d MiB too little", form.MiB(best.freeMem), form.MiB(best.gpu.Mem), form.MiB(mem-best.freeMem)))
 	}
 	if percent > best.freePercent {
 		why = append(why, fmt.Sprintf("%d%% free, %d%% too little", best.freePercent, percent-best.freePercent))
@@ -136,9 +137,9 @@ func over(want, have uint64) uint64 {
 
 func fraction(f lease.Fraction, mem uint64) string {
 	if f.Percent == 0 {
-		return fmt.Sprintf("of %d MiB", mib(mem))
+		return fmt.Sprintf("of %d MiB", form.MiB(mem))
 	}
-	return fmt.Sprintf("%d%% with %d MiB", f.Percent, mib(mem))
+	return fmt.Sprintf("%d%% with %d MiB", f.Percent, form.MiB(mem))
 }
 
 // what names the request.
@@ -171,5 +172,3 @@ func count(n int) string {
 }
 
 func name(g *lease.GPU) string { return fmt.Sprintf("gpu %d of %s (%s)", g.Index, g.Owner, g.Name) }
-
-func mib(n uint64) uint64 { return (n + 1<<20 - 1) >> 20 }

@@ -138,7 +138,7 @@ func (t Table) Lua() []byte {
 		}
 		fmt.Fprintf(&b, "    [%q] = { pool = %q", name, pool)
 		if p.Mem > 0 {
-			fmt.Fprintf(&b, ", mem = %d", (uint64(p.Mem)+1<<20-1)>>20)
+			fmt.Fprintf(&b, ", mem = %d", form.MiB(uint64(p.Mem)))
 		}
 		b.WriteString(" },\n")
 	}

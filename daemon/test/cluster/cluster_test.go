@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/internal/audit/audittest"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/node"
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/site"
@@ -204,7 +205,7 @@ func checkHistory(t *testing.T, s *site.Site, live map[string]bool) map[string]i
 	}
 	sum := make(map[string]int)
 	for _, o := range s.Owners {
-		rules := audit.Rules{Owner: o.Node.Name, Mem: make(map[string]uint64)}
+		rules := audittest.Rules{Owner: o.Node.Name, Mem: make(map[string]uint64)}
 		for _, g := range gpus {
 			if g.Owner == o.Node.Name {
 				rules.Mem[g.UUID] = g.Mem
@@ -230,7 +231,7 @@ func checkHistory(t *testing.T, s *site.Site, live map[string]bool) map[string]i
 				t.Errorf("%s: lease %s has no end", o.Node.Name, id)
 			}
 		}
-		for i, w := range audit.History(lines, rules) {
+		for i, w := range audittest.History(lines, rules) {
 			if i < 10 {
 				t.Errorf("%s: %v", o.Node.Name, w)
 			}

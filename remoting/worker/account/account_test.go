@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -479,7 +480,7 @@ func TestFiles(t *testing.T) {
 	s.Release(1, 4<<20)
 	s.SetReason(strings.Repeat("why ", 99))
 	// What bounds a lease is not read from where its sessions can write it.
-	a.word(atCap + 8).Store(1 << 40)
+	a.layout().cap[1].Store(1 << 40)
 	if _, err := Open(path, []uint64{1 << 30}); err == nil || !strings.Contains(err.Error(), "for 2 devices, and the lease has 1") {
 		t.Errorf("an account of another lease: %v", err)
 	}
@@ -517,8 +518,8 @@ func TestFiles(t *testing.T) {
 // Whatever a session has written into the file, a reader gets numbers in bounds.
 func FuzzFile(f *testing.F) {
 	f.Add(0, []byte{1})
-	f.Add(atHigh, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
-	f.Add(headerSize+slDev, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	f.Add(int(unsafe.Offsetof(accountFile{}.high)), []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	f.Add(headerSize+int(unsafe.Offsetof(slotRecord{}.devices)), []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
 	a, err := CreateAnonymous([]uint64{1 << 30})
 	if err != nil {
 		f.Fatal(err)
@@ -660,7 +661,7 @@ func TestEstateEnds(t *testing.T) {
 	}
 	other.Borrow(1)
 	for _, ended := range []int64{int64(boottime.Now() - estateTime), int64(boottime.Now() + time.Hour), -1} {
-		other.file.slotWord(maker.slot, slEnded).Store(uint64(ended))
+		other.file.rec(maker.slot).ended.Store(uint64(ended))
 		if !other.Reserve(0, 1<<20) {
 			t.Errorf("an estate of %d counts", ended)
 		}

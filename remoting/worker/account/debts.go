@@ -1,12 +1,15 @@
 package account
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"unsafe"
+)
 
 // Debts is what a lease owes of a device's time, or a part of it, and what it was excused: four words that its sessions and their starter share, and that
 // no other lease's session can write. They are zero at first and outlive the sessions. Package turns says what is in them.
 type Debts struct {
 	words         *mapping
-	debt, excused int // their places. As many bytes behind each is the other word of its pair
+	debt, excused int // their places in the file; the other word of a pair is pairSize behind
 	file          *File
 	dev           int
 	slot          int // -1: the starter's
@@ -16,12 +19,9 @@ type Debts struct {
 func (a *File) Debts(dev int) (d Debts, kept bool) { return a.debts(dev, -1) }
 
 func (a *File) debts(dev, slot int) (d Debts, kept bool) {
-	err := a.guard(func() { kept = dev >= 0 && dev < len(a.caps) && a.word(atDebts).Load() == 1 })
-	return Debts{words: &a.mapping, debt: atDebt + 8*dev, excused: atExcused + 8*dev, file: a, dev: dev, slot: slot}, kept && err == nil
+	err := a.guard(func() { kept = dev >= 0 && dev < len(a.caps) && a.layout().keepsDebts.Load() == 1 })
+	return Debts{words: &a.mapping, debt: int(unsafe.Offsetof(accountFile{}.debt)) + 8*dev, excused: int(unsafe.Offsetof(accountFile{}.excused)) + 8*dev, file: a, dev: dev, slot: slot}, kept && err == nil
 }
-
-// pairSize is how far apart the two words of a device's debt are, and those of what was excused.
-const pairSize = 8 * MaxDevices
 
 // Debts calls f with the two words of the debt. It returns false if they cannot be used any more.
 func (d Debts) Debts(f func(debt, debited *atomic.Uint64)) bool {
@@ -39,7 +39,7 @@ func (d Debts) SetLate(late bool) {
 		return
 	}
 	_ = d.file.guard(func() {
-		if w := d.file.word(atLate + 8*d.slot); late {
+		if w := &d.file.layout().late[d.slot]; late {
 			w.Or(1 << d.dev)
 		} else {
 			w.And(^(uint64(1) << d.dev))
@@ -51,7 +51,7 @@ func (d Debts) SetLate(late bool) {
 // this one has made sessions say nothing about that.
 func (a *File) DeniesLate(slot, dev int) (denies bool) {
 	_ = a.guard(func() {
-		denies = slot >= 0 && slot < MaxSlots && dev >= 0 && a.word(atDebts).Load() == 1 && a.word(atLate+8*slot).Load()>>dev&1 == 0
+		denies = slot >= 0 && slot < MaxSlots && dev >= 0 && a.layout().keepsDebts.Load() == 1 && a.layout().late[slot].Load()>>dev&1 == 0
 	})
 	return denies
 }

@@ -90,7 +90,7 @@ func TestDebts(t *testing.T) {
 		t.Error("a closed account has debts")
 	}
 	// An account of a release before this one.
-	a.word(atDebts).Store(0)
+	a.layout().keepsDebts.Store(0)
 	if _, kept := a.Debts(0); kept || a.DeniesLate(1, 0) {
 		t.Error("an account without debts has some")
 	}

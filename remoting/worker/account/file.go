@@ -5,28 +5,9 @@ package account
 // Every session process of the lease maps the file and changes its own slot
 // only; whoever started them (the daemon, or the stand-alone worker) maps it to
 // hand out slots, to read, and to free the slots of processes that have ended.
+// layout.go has the records.
 //
-//	     0  header, one page
-//	  4096  slots, 1024 bytes each
-//
-//	header   0 magic  8 version  16 devices  24 slots used so far
-//	        32 cap[16]  160 peak[16]  288 others[16]
-//	       416 1 if the lease's debts are here  424 debt[16]  552 debited[16]
-//	       680 late[256], by slot: a bit for each device on which its session's work is late
-//	      2728 excused[16]  2856 span[16], of the debts
-//	slot     0 state  8 pid  16 start time  24 kind  32 client pid  40 opened
-//	        48 calls, waits, bytes in, bytes out, launches, errors, throttle
-//	       112 device[16] of reserved, overhead, peak
-//	       496 bytes that were compressed  504 what was sent for them
-//	       512 program name, 40 bytes  560 length of the reason
-//	       568 reason of the end, 256 bytes
-//	       824 1 once the name is there  832 name of the session's exchange, 16 bytes
-//	       848 lent[16]  976 when its session was found to have ended  984 borrowed
-//	       992 cuts  1000 their time in nanoseconds
-//	      1008 round trip of the link in nanoseconds  1016 segments that were sent again
-//
-// All numbers are little-endian 64-bit words that are read and written whole, so
-// a process that is killed anywhere leaves each of them as it was or as it should
+// All words are read and written whole, so a process that is killed anywhere leaves each of them as it was or as it should
 // be: there is no sum to repair, because sums are never stored.
 //
 // Lent is what other sessions of the lease have open of a session's memory, once for each of them. The driver keeps that
@@ -45,6 +26,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -53,77 +35,6 @@ import (
 
 	"github.com/sluice-hpc/sluice/internal/boottime"
 	"github.com/sluice-hpc/sluice/internal/safefile"
-	"github.com/sluice-hpc/sluice/remoting/wire"
-)
-
-// Sizes of an account.
-const (
-	MaxDevices = wire.MaxDevices
-	MaxSlots   = 256
-	maxReason  = 256
-	nameSize   = 40
-)
-
-const (
-	fileMagic   = 0x544e434143554c53 // "SLUCACNT"
-	fileVersion = 1
-	headerSize  = 4096
-	slotSize    = 1024
-	fileSize    = headerSize + MaxSlots*slotSize
-)
-
-// Places of words.
-const (
-	atMagic   = 0
-	atVersion = 8
-	atDevices = 16
-	atHigh    = 24
-	atCap     = 32
-	atPeak    = 160
-	atOthers  = 288
-	atDebts   = 416 // package turns says what they are
-	atDebt    = atDebts + 8
-	atDebited = atDebt + 8*MaxDevices
-	atLate    = atDebited + 8*MaxDevices
-	atExcused = atLate + 8*MaxSlots
-	atSpan    = atExcused + 8*MaxDevices
-
-	slState  = 0
-	slPID    = 8
-	slStart  = 16
-	slKind   = 24
-	slClient = 32
-	slOpened = 40
-	slCounts = 48
-	slDev    = 112
-	slName   = 512
-	slReason = 560
-	slLent   = 848
-	slEnded  = 976 // boottime.Now, in nanoseconds
-	slBorrow = 984 // how many things of other sessions it has open and is not charged for
-	slCuts   = 992
-	slPath   = 1008
-	slComp   = 496
-
-	devSize     = 24
-	devReserved = 0
-	devOverhead = 8
-	devPeak     = 16
-)
-
-// The layout has room for so many devices.
-var (
-	_ [atPeak - atCap - 8*MaxDevices]byte
-	_ [atOthers - atPeak - 8*MaxDevices]byte
-	_ [atDebts - atOthers - 8*MaxDevices]byte
-	_ [headerSize - atSpan - 8*MaxDevices]byte
-	_ [slComp - slDev - devSize*MaxDevices]byte
-	_ [slotSize - slReason - 8 - maxReason]byte
-	_ [slEnded - slLent - 8*MaxDevices]byte
-	_ [slDev - slCounts - unsafe.Sizeof(Counts{})]byte
-	_ [slPath - slCuts - unsafe.Sizeof(Cuts{})]byte
-	_ [slotSize - slPath - unsafe.Sizeof(Link{})]byte
-	_ [slName - slComp - unsafe.Sizeof(Compress{})]byte
 )
 
 // States of a slot.
@@ -203,12 +114,12 @@ func format(f *os.File, caps []uint64) (*File, error) {
 	}
 	a.caps = append([]uint64(nil), caps...)
 	for d, n := range caps {
-		a.word(atCap + 8*d).Store(n)
+		a.layout().cap[d].Store(n)
 	}
-	a.word(atDevices).Store(uint64(len(caps)))
-	a.word(atDebts).Store(1)
-	a.word(atVersion).Store(fileVersion)
-	a.word(atMagic).Store(fileMagic)
+	a.layout().devices.Store(uint64(len(caps)))
+	a.layout().keepsDebts.Store(1)
+	a.layout().version.Store(fileVersion)
+	a.layout().magic.Store(fileMagic)
 	return a, nil
 }
 
@@ -242,14 +153,14 @@ func attach(f *os.File, caps []uint64) (*File, error) {
 	if err := a.open(f, fileSize); err != nil {
 		return nil, err
 	}
-	n := a.word(atDevices).Load()
-	if a.word(atMagic).Load() != fileMagic || a.word(atVersion).Load() != fileVersion || n == 0 || n > MaxDevices {
+	n := a.layout().devices.Load()
+	if a.layout().magic.Load() != fileMagic || a.layout().version.Load() != fileVersion || n == 0 || n > MaxDevices {
 		a.Close()
 		return nil, fmt.Errorf("account: %s: %w", f.Name(), ErrFile)
 	}
 	a.caps = slices.Clone(caps)
 	for d := 0; len(caps) == 0 && d < int(n); d++ {
-		a.caps = append(a.caps, min(a.word(atCap+8*d).Load(), maxBytes))
+		a.caps = append(a.caps, min(a.layout().cap[d].Load(), maxBytes))
 	}
 	if len(a.caps) != int(n) {
 		a.Close()
@@ -264,34 +175,26 @@ func (a *File) Devices() int { return len(a.caps) }
 // Cap is what the lease grants of a device, in bytes.
 func (a *File) Cap(dev int) uint64 { return a.caps[dev] }
 
-func slotAt(i int) int { return headerSize + i*slotSize }
-
-func (a *File) slotWord(i, at int) *atomic.Uint64 { return a.word(slotAt(i) + at) }
-
-func (a *File) devWord(i, dev, at int) *atomic.Uint64 {
-	return a.word(slotAt(i) + slDev + dev*devSize + at)
-}
-
 // high is how many slots have ever been used.
-func (a *File) high() int { return int(min(a.word(atHigh).Load(), MaxSlots)) }
+func (a *File) high() int { return int(min(a.layout().high.Load(), MaxSlots)) }
 
 // held is what a slot holds of a device.
 func (a *File) held(i, dev int) (reserved, overhead uint64) {
-	switch a.slotWord(i, slState).Load() {
+	switch a.rec(i).state.Load() {
 	case stateClaimed, stateLive:
-		return min(a.devWord(i, dev, devReserved).Load(), maxBytes), min(a.devWord(i, dev, devOverhead).Load(), maxBytes)
+		return min(a.rec(i).devices[dev].reserved.Load(), maxBytes), min(a.rec(i).devices[dev].overhead.Load(), maxBytes)
 	}
 	return 0, 0
 }
 
 // estate is what a slot whose session has ended still counts with: what it had lent and nobody has inherited yet.
 func (a *File) estate(i, dev int) uint64 {
-	switch a.slotWord(i, slState).Load() {
+	switch a.rec(i).state.Load() {
 	case stateFree, stateDead:
 	default:
 		return 0
 	}
-	lent := min(a.slotWord(i, slLent+8*dev).Load(), maxBytes)
+	lent := min(a.rec(i).lent[dev].Load(), maxBytes)
 	if lent == 0 || !a.fresh(i) || !a.borrowed() {
 		return 0
 	}
@@ -301,7 +204,7 @@ func (a *File) estate(i, dev int) uint64 {
 // borrowed says whether any session that has not ended has something of another's open.
 func (a *File) borrowed() bool {
 	for i := range a.high() {
-		if a.slotWord(i, slState).Load() == stateLive && a.slotWord(i, slBorrow).Load() > 0 {
+		if a.rec(i).state.Load() == stateLive && a.rec(i).borrowed.Load() > 0 {
 			return true
 		}
 	}
@@ -310,7 +213,7 @@ func (a *File) borrowed() bool {
 
 // fresh says whether a slot's session ended within estateTime.
 func (a *File) fresh(i int) bool {
-	since := int64(boottime.Now()) - int64(a.slotWord(i, slEnded).Load())
+	since := int64(boottime.Now()) - int64(a.rec(i).ended.Load())
 	return since >= 0 && since < int64(estateTime)
 }
 
@@ -340,15 +243,10 @@ func (a *File) used(dev int, of *Part) (used, overhead uint64, sessions uint32) 
 	return used, overhead, sessions
 }
 
-func (a *File) text(at, size int) string {
-	b := make([]byte, size)
-	copy(b, a.mem[at:at+size])
-	for i, c := range b {
-		if c == 0 {
-			return string(b[:i])
-		}
-	}
-	return string(b)
+// text is what stands before the first zero.
+func text(b []byte) string {
+	s, _, _ := strings.Cut(string(b), "\x00")
+	return s
 }
 
 // The starter's side. One process hands out the slots of an account.
@@ -358,22 +256,23 @@ func (a *File) Claim(c Client, kind uint32, opened int64) (slot int, err error) 
 	slot = -1
 	if err := a.guard(func() {
 		for i := range MaxSlots {
-			if a.slotWord(i, slState).Load() != stateFree || !a.settled(i) {
+			if a.rec(i).state.Load() != stateFree || !a.settled(i) {
 				continue
 			}
-			for at := 8; at < slotSize; at += 8 {
-				a.slotWord(i, at).Store(0)
+			r := a.rec(i)
+			words := (*[slotSize / 8]atomic.Uint64)(unsafe.Pointer(r))
+			for w := range words[1:] { // all but the state
+				words[1+w].Store(0)
 			}
-			a.word(atLate + 8*i).Store(0)
-			a.slotWord(i, slKind).Store(uint64(kind))
-			a.slotWord(i, slClient).Store(uint64(c.PID))
-			a.slotWord(i, slOpened).Store(uint64(opened))
-			at := slotAt(i) + slName
-			copy(a.mem[at:at+nameSize-1], c.Name)
-			if h := a.word(atHigh); h.Load() <= uint64(i) {
+			a.layout().late[i].Store(0)
+			r.kind.Store(uint64(kind))
+			r.client.Store(uint64(c.PID))
+			r.opened.Store(uint64(opened))
+			copy(r.name[:nameSize-1], c.Name)
+			if h := &a.layout().high; h.Load() <= uint64(i) {
 				h.Store(uint64(i) + 1)
 			}
-			a.slotWord(i, slState).Store(stateClaimed)
+			r.state.Store(stateClaimed)
 			slot = i
 			return
 		}
@@ -389,16 +288,16 @@ func (a *File) Claim(c Client, kind uint32, opened int64) (slot int, err error) 
 // Bind notes the process that a claimed slot is for.
 func (a *File) Bind(slot, pid int, start uint64) error {
 	return a.guard(func() {
-		a.slotWord(slot, slPID).Store(uint64(pid))
-		a.slotWord(slot, slStart).Store(start)
+		a.rec(slot).pid.Store(uint64(pid))
+		a.rec(slot).start.Store(start)
 	})
 }
 
 // Ended notes that the process of a slot has ended: what the slot holds counts no more. Nobody else has the slot before Free.
 func (a *File) Ended(slot int) error {
 	return a.guard(func() {
-		if s := a.slotWord(slot, slState); s.Load() != stateDead {
-			a.slotWord(slot, slEnded).Store(uint64(boottime.Now()))
+		if s := &a.rec(slot).state; s.Load() != stateDead {
+			a.rec(slot).ended.Store(uint64(boottime.Now()))
 			s.Store(stateDead)
 		}
 	})
@@ -408,17 +307,17 @@ func (a *File) Ended(slot int) error {
 // ended, not before, because until then the memory is not free.
 func (a *File) Free(slot int) error {
 	return a.guard(func() {
-		if a.slotWord(slot, slState).Load() != stateDead { // otherwise a neighbour has noted when
-			a.slotWord(slot, slEnded).Store(uint64(boottime.Now()))
+		if a.rec(slot).state.Load() != stateDead { // otherwise a neighbour has noted when
+			a.rec(slot).ended.Store(uint64(boottime.Now()))
 		}
-		a.slotWord(slot, slState).Store(stateFree)
+		a.rec(slot).state.Store(stateFree)
 	})
 }
 
 // SetOthers says how many sessions of other leases are on a device, for those who
 // must know whether the device's use is their own.
 func (a *File) SetOthers(dev int, n uint64) error {
-	return a.guard(func() { a.word(atOthers + 8*dev).Store(n) })
+	return a.guard(func() { a.layout().others[dev].Store(n) })
 }
 
 // Slot is a session as its slot shows it. Everything in it was written by the
@@ -459,22 +358,22 @@ func (a *File) Slot(i int) (s Slot, err error) {
 }
 
 func (a *File) slot(i int) Slot {
-	w := func(at int) uint64 { return a.slotWord(i, at).Load() }
+	r, w := a.rec(i), atomic.LoadUint64
 	s := Slot{
-		N: i, PID: int(w(slPID)), Start: w(slStart), Kind: uint32(w(slKind)), Opened: int64(w(slOpened)),
-		Client: Client{PID: uint32(w(slClient)), Name: a.text(slotAt(i)+slName, nameSize)},
+		N: i, PID: int(r.pid.Load()), Start: r.start.Load(), Kind: uint32(r.kind.Load()), Opened: int64(r.opened.Load()),
+		Client: Client{PID: uint32(r.client.Load()), Name: text(r.name[:])},
 		Counts: Counts{
-			Calls: w(slCounts), Waits: w(slCounts + 8), BytesIn: w(slCounts + 16), BytesOut: w(slCounts + 24),
-			Launches: w(slCounts + 32), Errors: w(slCounts + 40), Throttle: w(slCounts + 48),
+			Calls: w(&r.counts.Calls), Waits: w(&r.counts.Waits), BytesIn: w(&r.counts.BytesIn), BytesOut: w(&r.counts.BytesOut),
+			Launches: w(&r.counts.Launches), Errors: w(&r.counts.Errors), Throttle: w(&r.counts.Throttle),
 		},
-		Cuts: w(slCuts), CutTime: time.Duration(min(w(slCuts+8), 1<<62)),
-		RoundTrip: time.Duration(min(w(slPath), 1<<62)), Resent: w(slPath + 8),
-		Compress: Compress{Bytes: w(slComp), Sent: w(slComp + 8)},
-		Reason:   a.text(slotAt(i)+slReason+8, int(min(w(slReason), maxReason))),
+		Cuts: w(&r.cuts.number), CutTime: time.Duration(min(w(&r.cuts.time), 1<<62)),
+		RoundTrip: time.Duration(min(w(&r.link.roundTrip), 1<<62)), Resent: w(&r.link.resent),
+		Compress: Compress{Bytes: w(&r.compress.Bytes), Sent: w(&r.compress.Sent)},
+		Reason:   text(r.reason[:min(r.reasonSize.Load(), maxReason)]),
 	}
 	for d := range a.caps {
 		r, o := a.held(i, d)
-		s.Use = append(s.Use, Use{Granted: a.caps[d], Used: r + o, Overhead: o, Peak: min(a.devWord(i, d, devPeak).Load(), maxBytes)})
+		s.Use = append(s.Use, Use{Granted: a.caps[d], Used: r + o, Overhead: o, Peak: min(a.rec(i).devices[d].peak.Load(), maxBytes)})
 	}
 	return s
 }
@@ -483,7 +382,7 @@ func (a *File) slot(i int) Slot {
 func (a *File) Sessions() (all []Slot, err error) {
 	err = a.guard(func() {
 		for i := range a.high() {
-			if a.slotWord(i, slState).Load() != stateFree {
+			if a.rec(i).state.Load() != stateFree {
 				all = append(all, a.slot(i))
 			}
 		}
@@ -503,7 +402,7 @@ func (a *File) Use(dev int) (u Use, err error) {
 				u.Used, u.Overhead, u.Sessions = used, over, n
 			}
 		}
-		u.Peak = min(a.word(atPeak+8*dev).Load(), maxBytes)
+		u.Peak = min(a.layout().peak[dev].Load(), maxBytes)
 	})
 	return u, err
 }

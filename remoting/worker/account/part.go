@@ -6,36 +6,15 @@ package account
 // file of one page beside the account, which its sessions map. It has the part's caps, what the part owes (package turns),
 // and which slots are the part's: the word of a slot is the life of the session that is in it, so that the next session there
 // does not belong to the part by mistake. The starter alone writes caps and slots; the caps are for workers of
-// earlier releases, all others are told them, since a session can write here what it likes.
-//
-//	   0 magic  8 version  16 devices
-//	  32 cap[16]  160 debt[16]  288 debited[16]  416 excused[16]  544 span[16]
-//	1024 slot[256]
+// earlier releases, all others are told them, since a session can write here what it likes. layout.go has the record.
 
 import (
 	"fmt"
 	"os"
 	"slices"
+	"unsafe"
 
 	"github.com/sluice-hpc/sluice/internal/safefile"
-)
-
-const (
-	partMagic   = 0x545241504c434c53 // "SLCLPART"
-	partVersion = 1
-	partSize    = 4096
-
-	partCap     = 32
-	partDebt    = partCap + 8*MaxDevices
-	partDebited = partDebt + 8*MaxDevices
-	partExcused = partDebited + 8*MaxDevices
-	partSpan    = partExcused + 8*MaxDevices
-	partSlots   = 1024
-)
-
-var (
-	_ [partSlots - partSpan - 8*MaxDevices]byte
-	_ [partSize - partSlots - 8*MaxSlots]byte
 )
 
 // Part is a part of a lease that this process has mapped.
@@ -59,11 +38,11 @@ func CreatePart(path string, caps []uint64) (*Part, error) {
 		return nil, err
 	}
 	for d, n := range caps {
-		p.word(partCap + 8*d).Store(min(n, maxBytes))
+		p.layout().cap[d].Store(min(n, maxBytes))
 	}
-	p.word(atDevices).Store(uint64(len(caps)))
-	p.word(atVersion).Store(partVersion)
-	p.word(atMagic).Store(partMagic)
+	p.layout().devices.Store(uint64(len(caps)))
+	p.layout().version.Store(partVersion)
+	p.layout().magic.Store(partMagic)
 	if err := f.CommitNew(); err != nil {
 		p.Close()
 		return nil, fmt.Errorf("account: %w", err)
@@ -92,8 +71,8 @@ func attachPart(f *os.File, caps []uint64) (*Part, error) {
 	if err := p.open(f, partSize); err != nil {
 		return nil, err
 	}
-	n := p.word(atDevices).Load()
-	if p.word(atMagic).Load() != partMagic || p.word(atVersion).Load() != partVersion || n == 0 || n > MaxDevices {
+	n := p.layout().devices.Load()
+	if p.layout().magic.Load() != partMagic || p.layout().version.Load() != partVersion || n == 0 || n > MaxDevices {
 		p.Close()
 		return nil, fmt.Errorf("account: %s: %w", f.Name(), ErrFile)
 	}
@@ -111,21 +90,21 @@ func (p *Part) Cap(dev int) uint64 { return p.caps[dev] }
 // Add makes a claimed slot of the lease's account the part's, as long as the slot's session lives. It comes before the session begins.
 func (p *Part) Add(a *File, slot int) error {
 	var life uint64
-	if err := a.guard(func() { life = a.slotWord(slot, slOpened).Load() }); err != nil {
+	if err := a.guard(func() { life = a.rec(slot).opened.Load() }); err != nil {
 		return err
 	}
-	return p.guard(func() { p.word(partSlots + 8*slot).Store(life) })
+	return p.guard(func() { p.layout().slots[slot].Store(life) })
 }
 
 // in says whether the session that is in a slot, or was there last, is a part's.
 func (a *File) in(p *Part, slot int) bool {
-	life := a.slotWord(slot, slOpened).Load()
-	return life != 0 && p.word(partSlots+8*slot).Load() == life
+	life := a.rec(slot).opened.Load()
+	return life != 0 && p.layout().slots[slot].Load() == life
 }
 
 // Debts is File.Debts of what the part owes, for the starter.
 func (p *Part) Debts(dev int) (d Debts, kept bool) {
-	return Debts{words: &p.mapping, debt: partDebt + 8*dev, excused: partExcused + 8*dev, dev: dev, slot: -1}, dev >= 0 && dev < len(p.caps)
+	return Debts{words: &p.mapping, debt: int(unsafe.Offsetof(partFile{}.debt)) + 8*dev, excused: int(unsafe.Offsetof(partFile{}.excused)) + 8*dev, dev: dev, slot: -1}, dev >= 0 && dev < len(p.caps)
 }
 
 // Join makes the session one of a part, which the starter has added its slot to. It comes before anything is reserved.

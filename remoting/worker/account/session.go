@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -74,14 +73,14 @@ type Session struct {
 
 // Session opens a claimed slot for this process, which keeps it for life.
 func (a *File) Session(slot int) (*Session, error) {
-	if slot < 0 || slot >= MaxSlots || a.slotWord(slot, slState).Load() != stateClaimed {
+	if slot < 0 || slot >= MaxSlots || a.rec(slot).state.Load() != stateClaimed {
 		return nil, fmt.Errorf("account: slot %d is not claimed", slot)
 	}
 	// Only a neighbour that looks whether the last owner is dead can hold it now.
 	if err := a.setLock(unix.F_OFD_SETLKW, unix.F_WRLCK, 1+slot); err != nil {
 		return nil, fmt.Errorf("account: lock of slot %d: %w", slot, err)
 	}
-	a.slotWord(slot, slState).Store(stateLive)
+	a.rec(slot).state.Store(stateLive)
 	return &Session{file: a, slot: slot}, nil
 }
 
@@ -108,13 +107,13 @@ func (s *Session) leave() { _ = s.file.setLock(unix.F_OFD_SETLK, unix.F_UNLCK, 0
 func (s *Session) bury() bool {
 	a, some := s.file, false
 	for i := range a.high() {
-		if i == s.slot || a.slotWord(i, slState).Load() != stateLive || a.setLock(unix.F_OFD_SETLK, unix.F_WRLCK, 1+i) != nil {
+		if i == s.slot || a.rec(i).state.Load() != stateLive || a.setLock(unix.F_OFD_SETLK, unix.F_WRLCK, 1+i) != nil {
 			continue
 		}
 		// With its lock taken nobody new can have the slot.
 		if !alive(a, i) {
-			a.slotWord(i, slEnded).Store(uint64(boottime.Now()))
-			some = a.slotWord(i, slState).CompareAndSwap(stateLive, stateDead) || some
+			a.rec(i).ended.Store(uint64(boottime.Now()))
+			some = a.rec(i).state.CompareAndSwap(stateLive, stateDead) || some
 		}
 		_ = a.setLock(unix.F_OFD_SETLK, unix.F_UNLCK, 1+i)
 	}
@@ -124,7 +123,7 @@ func (s *Session) bury() bool {
 // alive says whether a slot's process has not wholly ended: its lock goes some
 // time before the device's memory does.
 func alive(a *File, i int) bool {
-	pid := int(a.slotWord(i, slPID).Load())
+	pid := int(a.rec(i).pid.Load())
 	if pid <= 0 {
 		return false
 	}
@@ -139,7 +138,7 @@ func alive(a *File, i int) bool {
 		return false
 	}
 	start, err := process.Start(pid)
-	return err == nil && start == a.slotWord(i, slStart).Load()
+	return err == nil && start == a.rec(i).start.Load()
 }
 
 func (s *Session) valid(dev int) bool { return !s.closed && dev >= 0 && dev < len(s.file.caps) }
@@ -156,7 +155,7 @@ func (s *Session) Reserve(dev int, bytes uint64) bool {
 		return false
 	}
 	a := s.file
-	w := a.devWord(s.slot, dev, devReserved)
+	w := &a.rec(s.slot).devices[dev].reserved
 	w.Store(w.Load() + bytes)
 	used, _, _ := a.used(dev, nil)
 	s.peak(dev, used)
@@ -167,10 +166,10 @@ func (s *Session) Reserve(dev int, bytes uint64) bool {
 func (s *Session) peak(dev int, all uint64) {
 	a := s.file
 	r, o := a.held(s.slot, dev)
-	if w := a.devWord(s.slot, dev, devPeak); r+o > w.Load() {
+	if w := &a.rec(s.slot).devices[dev].peak; r+o > w.Load() {
 		w.Store(r + o)
 	}
-	if w := a.word(atPeak + 8*dev); all > w.Load() {
+	if w := &a.layout().peak[dev]; all > w.Load() {
 		w.Store(all)
 	}
 }
@@ -182,7 +181,7 @@ func (s *Session) Release(dev int, bytes uint64) {
 	if !s.valid(dev) {
 		return
 	}
-	w := s.file.devWord(s.slot, dev, devReserved)
+	w := &s.file.rec(s.slot).devices[dev].reserved
 	held := w.Load()
 	w.Store(held - min(bytes, held))
 }
@@ -195,7 +194,7 @@ func (s *Session) Lend(dev int, more int64) {
 	if s.closed || dev < 0 || dev >= len(s.file.caps) {
 		return
 	}
-	add(s.file.slotWord(s.slot, slLent+8*dev), more)
+	add(&s.file.rec(s.slot).lent[dev], more)
 }
 
 // Borrow notes that this session has more, or less, things of others open that it is not charged for. Call it before one is
@@ -204,7 +203,7 @@ func (s *Session) Borrow(more int) {
 	s.end.Lock()
 	defer s.end.Unlock()
 	if !s.closed {
-		add(s.file.slotWord(s.slot, slBorrow), int64(more))
+		add(&s.file.rec(s.slot).borrowed, int64(more))
 	}
 }
 
@@ -220,7 +219,7 @@ func (s *Session) Life(slot int) uint64 {
 	if s.closed || slot < 0 || slot >= MaxSlots {
 		return 0
 	}
-	return s.file.slotWord(slot, slOpened).Load()
+	return s.file.rec(slot).opened.Load()
 }
 
 // Inherit charges bytes to this session that an earlier one was charged for, which has ended and whose memory this one
@@ -235,16 +234,16 @@ func (s *Session) Inherit(dev, from int, life, bytes uint64) bool {
 	defer s.leave()
 	a := s.file
 	left := uint64(0)
-	if a.slotWord(from, slOpened).Load() == life {
+	if a.rec(from).opened.Load() == life {
 		s.bury()
-		switch a.slotWord(from, slState).Load() {
+		switch a.rec(from).state.Load() {
 		case stateClaimed, stateLive:
 			return false
 		}
 		left = min(a.estate(from, dev), bytes)
 	}
 	ofPart := uint64(0) // of what is left
-	if s.part != nil && a.in(s.part, from) && a.slotWord(from, slOpened).Load() == life {
+	if s.part != nil && a.in(s.part, from) && a.rec(from).opened.Load() == life {
 		ofPart = left
 	}
 	if (left < bytes || s.part != nil && ofPart < bytes) && !s.fits(dev, left, ofPart, bytes) {
@@ -252,10 +251,10 @@ func (s *Session) Inherit(dev, from int, life, bytes uint64) bool {
 	}
 	used, _, _ := a.used(dev, nil)
 	// In this order: a death between the two charges too much, for estateTime, and not too little.
-	w := a.devWord(s.slot, dev, devReserved)
+	w := &a.rec(s.slot).devices[dev].reserved
 	w.Store(w.Load() + bytes)
 	if left > 0 {
-		l := a.slotWord(from, slLent+8*dev)
+		l := &a.rec(from).lent[dev]
 		l.Store(l.Load() - left)
 	}
 	s.peak(dev, min(used-left+bytes, a.caps[dev])) // several heirs are each charged for what is there once
@@ -272,7 +271,7 @@ func (s *Session) Overhead(dev int, bytes uint64, force bool) bool {
 		return false
 	}
 	a := s.file
-	w := a.devWord(s.slot, dev, devOverhead)
+	w := &a.rec(s.slot).devices[dev].overhead
 	old := w.Load()
 	if bytes <= old {
 		w.Store(bytes)
@@ -315,7 +314,7 @@ func (s *Session) Info(dev int) Info {
 	}
 	// Everybody on the device counts here, whatever the lease: the caller
 	// wants to know whether the device's use is its own.
-	i.Sessions += uint32(min(a.word(atOthers+8*dev).Load(), 1<<20))
+	i.Sessions += uint32(min(a.layout().others[dev].Load(), 1<<20))
 	return i
 }
 
@@ -330,7 +329,7 @@ func (s *Session) Processes(dev int) []Process {
 	var ps []Process
 	for i := range a.high() {
 		if r, o := a.held(i, dev); r+o > 0 && (s.part == nil || a.in(s.part, i)) {
-			ps = append(ps, Process{Client{uint32(a.slotWord(i, slClient).Load()), a.text(slotAt(i)+slName, nameSize)}, r + o})
+			ps = append(ps, Process{Client{uint32(a.rec(i).client.Load()), text(a.rec(i).name[:])}, r + o})
 		}
 	}
 	sort.Slice(ps, func(i, j int) bool { return ps[i].PID < ps[j].PID })
@@ -340,22 +339,22 @@ func (s *Session) Processes(dev int) []Process {
 // Counts is the place where the session counts. Words are added to by one thread
 // each, or atomically.
 func (s *Session) Counts() *Counts {
-	return (*Counts)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slCounts]))
+	return &s.file.rec(s.slot).counts
 }
 
 // Compress is the place where the session counts compressed bytes.
 func (s *Session) Compress() *Compress {
-	return (*Compress)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slComp]))
+	return &s.file.rec(s.slot).compress
 }
 
 // Cuts is the place where the session counts cuts.
 func (s *Session) Cuts() *Cuts {
-	return (*Cuts)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slCuts]))
+	return &s.file.rec(s.slot).cuts
 }
 
 // Link is the place where the session notes what its connection is like.
 func (s *Session) Link() *Link {
-	return (*Link)(unsafe.Pointer(&s.file.mem[slotAt(s.slot)+slPath]))
+	return &s.file.rec(s.slot).link
 }
 
 // SetClient notes who the client says it is, and the kind of session.
@@ -366,12 +365,11 @@ func (s *Session) SetClient(c Client, kind uint32) {
 		return
 	}
 	a := s.file
-	a.slotWord(s.slot, slKind).Store(uint64(kind))
-	a.slotWord(s.slot, slClient).Store(uint64(c.PID))
-	at := slotAt(s.slot) + slName
+	a.rec(s.slot).kind.Store(uint64(kind))
+	a.rec(s.slot).client.Store(uint64(c.PID))
 	var name [nameSize]byte
 	copy(name[:nameSize-1], c.Name)
-	copy(a.mem[at:at+nameSize], name[:])
+	copy(a.rec(s.slot).name[:], name[:])
 }
 
 // SetReason says why the session ends, for whoever reads the slot after that. The
@@ -383,12 +381,12 @@ func (s *Session) SetReason(why string) {
 		return
 	}
 	a := s.file
-	n := a.slotWord(s.slot, slReason)
+	n := &a.rec(s.slot).reasonSize
 	if n.Load() != 0 {
 		return
 	}
 	why = why[:min(len(why), maxReason)]
-	copy(a.mem[slotAt(s.slot)+slReason+8:], why)
+	copy(a.rec(s.slot).reason[:], why)
 	n.Store(uint64(len(why)))
 }
 
@@ -402,8 +400,8 @@ func (s *Session) Close() {
 		return
 	}
 	s.closed = true
-	s.file.slotWord(s.slot, slEnded).Store(uint64(boottime.Now()))
-	s.file.slotWord(s.slot, slState).Store(stateDead)
+	s.file.rec(s.slot).ended.Store(uint64(boottime.Now()))
+	s.file.rec(s.slot).state.Store(stateDead)
 	s.file.Close()
 	if s.done != nil {
 		s.done()

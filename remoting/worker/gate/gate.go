@@ -173,7 +173,7 @@ func (g *Gate) Enter(what, size, stream uint64) bool {
 	return g.admit(c, ctx, stream)
 }
 
-// Crossings counts how often the executor has entered or left; each costs a fenced store.
+// Crossings counts how often the executor has entered or left, for tests; each costs a fenced store.
 func (g *Gate) Crossings() uint64 { return g.seq.Load() }
 
 // Flush puts a fence behind work that has none yet. The executor calls it before a call that may

@@ -465,7 +465,7 @@ func TestStays(t *testing.T) {
 		if !g.Enter(1, 1, 0) {
 			t.Fatal("no turn")
 		}
-		if !s.Inside() {
+		if s.inside == nil {
 			t.Fatalf("launch %d: outside", i)
 		}
 	}
@@ -474,8 +474,8 @@ func TestStays(t *testing.T) {
 	}
 	s.StepOut()
 	n := g.Crossings()
-	if s.StepOut(); s.Inside() || n&1 != 0 || g.Crossings() != n {
-		t.Errorf("inside: %v, entered or left %d times, then %d", s.Inside(), n, g.Crossings())
+	if s.StepOut(); s.inside != nil || n&1 != 0 || g.Crossings() != n {
+		t.Errorf("inside: %v, entered or left %d times, then %d", s.inside != nil, n, g.Crossings())
 	}
 }
 
@@ -508,7 +508,7 @@ func TestNoGates(t *testing.T) {
 	s.Flush()
 	s.Forget(1)
 	s.Quit()
-	if s.Kept() || s.Here() != nil || s.Inside() || s.WaitBegins() != nil {
+	if s.Kept() || s.Here() != nil || s.inside != nil || s.WaitBegins() != nil {
 		t.Error("a gate is kept")
 	}
 }

@@ -94,9 +94,6 @@ func (s *Set) Use(dev int, ctx uint64) {
 	}
 }
 
-// Inside says whether the executor is inside of a gate.
-func (s *Set) Inside() bool { return s.inside != nil }
-
 // A session that waits for its lease's debt to be paid looks every debtNap whether others still want the GPU. They do
 // not if that is so quietLooks times in a row: programs pause between their launches.
 const (

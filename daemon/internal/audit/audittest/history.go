@@ -1,10 +1,12 @@
-package audit
+// Package audittest holds an audit log against the rules of leases.
+package audittest
 
 import (
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
@@ -28,7 +30,7 @@ type Rules struct {
 //   - a lease is granted once, and its end is written once
 //   - nothing is granted to a key that is over
 //   - sessions begin and end within their lease's life
-func History(lines []Event, r Rules) []error {
+func History(lines []audit.Event, r Rules) []error {
 	c := checker{rules: r, leases: make(map[string]*checked), over: make(map[string]uint64), percent: make(map[string]uint32), mem: make(map[string]uint64)}
 	for i := range lines {
 		if lines[i].Owner == r.Owner {
@@ -38,7 +40,7 @@ func History(lines []Event, r Rules) []error {
 	if r.Final {
 		for id, l := range c.leases {
 			if !l.ended {
-				c.bad(&Event{Lease: id}, "has no end")
+				c.bad(&audit.Event{Lease: id}, "has no end")
 			}
 		}
 	}
@@ -60,28 +62,28 @@ type checked struct {
 	sessions             []string
 }
 
-func (c *checker) bad(e *Event, format string, a ...any) {
+func (c *checker) bad(e *audit.Event, format string, a ...any) {
 	if len(c.errs) < 100 {
 		c.errs = append(c.errs, fmt.Errorf("line %d, %s of lease %s (%s): %s", e.Seq, e.Event, e.Lease, e.Key, fmt.Sprintf(format, a...)))
 	}
 }
 
-func (c *checker) line(e *Event) {
+func (c *checker) line(e *audit.Event) {
 	l := c.leases[e.Lease]
 	switch e.Event {
-	case Reserve, Grant, Set, Release, Reclaim:
+	case audit.Reserve, audit.Grant, audit.Set, audit.Release, audit.Reclaim:
 		if l == nil {
 			l = &checked{}
 			c.leases[e.Lease] = l
 		}
-	case SessionOpen:
+	case audit.SessionOpen:
 		if l == nil || !l.granted || l.ended {
 			c.bad(e, "session %s outside of the lease's life", e.Session)
 			return
 		}
 		l.sessions = append(l.sessions, e.Session)
 		return
-	case SessionEnd:
+	case audit.SessionEnd:
 		// The end alone is seen of a session whose daemon was killed before it
 		// could write the beginning; it is twice seen if killed after the end.
 		if l != nil {
@@ -92,30 +94,30 @@ func (c *checker) line(e *Event) {
 		return
 	}
 	switch e.Event {
-	case Reserve, Grant:
+	case audit.Reserve, audit.Grant:
 		switch {
 		case l.ended:
 			c.bad(e, "after its end")
 			return
-		case e.Event == Grant && l.granted:
+		case e.Event == audit.Grant && l.granted:
 			c.bad(e, "granted twice")
 		case c.over[e.Key] > e.Incarnation:
 			c.bad(e, "its key was over")
 		}
-		l.granted = l.granted || e.Event == Grant
+		l.granted = l.granted || e.Event == audit.Grant
 		if l.held {
 			return
 		}
 		l.held = true
 		c.take(e, l)
-	case Set:
+	case audit.Set:
 		if !l.granted || l.ended {
 			c.bad(e, "outside of the lease's life")
 			return
 		}
 		c.leave(l)
 		c.take(e, l)
-	case Release, Reclaim:
+	case audit.Release, audit.Reclaim:
 		if l.ended {
 			c.bad(e, "ended twice")
 			return
@@ -136,7 +138,7 @@ func (c *checker) line(e *Event) {
 }
 
 // take has a lease hold what the line says.
-func (c *checker) take(e *Event, l *checked) {
+func (c *checker) take(e *audit.Event, l *checked) {
 	l.gpus = e.GPUs
 	for _, g := range e.GPUs {
 		c.percent[g.GPU] += g.Percent
