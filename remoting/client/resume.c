@@ -290,11 +290,11 @@ static const char *duration(char *to, size_t cap, uint64_t ms)
 	return to;
 }
 
-/* Puts the new connection in the place of the old one. */
+/* Puts the new connection in the place of the old one; false when the session has ended. */
 static bool go_on(struct sl_peer *t, const struct wire_attached *a)
 {
 	struct sl_resume *r = t->again;
-	bool good;
+	bool good, ended;
 
 	pthread_mutex_lock(&t->drain);
 	good = a->received >= t->tail && a->received <= __atomic_load_n(&t->head, __ATOMIC_ACQUIRE) && syscall(SYS_dup3, r->next.fd, t->fd, O_CLOEXEC) >= 0;
@@ -309,12 +309,18 @@ static bool go_on(struct sl_peer *t, const struct wire_attached *a)
 	r->next.fd = -1;
 	/* Over another connection the stream goes by TCP: what has failed may fail again. */
 	sl_rdma_drop(t);
+	/* The session may have ended meanwhile, and sl_die have shut down the old connection. A process that ends says goodbye over the new one. */
+	ended = sl_broken();
+	if (ended)
+		shutdown(t->fd, SHUT_RDWR);
 	pthread_mutex_unlock(&t->drain);
 	if (!good) {
 		sl_die(CUDA_ERROR_UNKNOWN, "the worker says to have received what was not sent");
 		return false;
 	}
 	wake_room(r);
+	if (ended)
+		return false;
 	tell(t);
 	return true;
 }

@@ -26,6 +26,7 @@ type cutter struct {
 	only   bool              // ... and no others
 	keep   map[net.Conn]bool // open
 	down   bool              // new connections are closed
+	attach func()            // called for each connection that goes on with a session, before anything is passed on
 	cuts   atomic.Int64
 	first  atomic.Int64 // connections that began a session
 	again  atomic.Int64 // connections that went on with one
@@ -143,6 +144,9 @@ func (c *cutter) relay(client *net.TCPConn) {
 	case wire.SessionAttach:
 		c.again.Add(1)
 		armed.Store(true)
+		if c.attach != nil {
+			c.attach()
+		}
 	case wire.SessionBulk:
 		c.bulks.Add(1)
 		armed.Store(true)

@@ -1,0 +1,56 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestResumeOtherOwnerLost: a program has two owners, and both connections are lost. One owner's session is found to have ended while the
+// connection to the other owner is being made again, which succeeds afterwards. The call that waits for the other owner ends.
+func TestResumeOtherOwnerLost(t *testing.T) {
+	options := workerOptions{args: []string{"--grace", "60s"}}
+	w0, w1 := startWorker(t, options), startWorker(t, options)
+	c0, c1 := newCutter(t, w0, 0, 0, 1, 0), newCutter(t, w1, 0, 0, 1, 0)
+	held, ended := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	c0.attach = func() {
+		once.Do(func() { close(held) })
+		<-ended
+	}
+	end := sync.OnceFunc(func() { close(ended) })
+	defer end()
+	cmd := w0.direct(context.Background(), built("test/agent"))
+	cmd.Env = append(cmd.Env, "SLUICE_WORKER="+c0.addr()+","+c1.addr())
+	a := startAgentAs(t, cmd)
+	a.must("mem %d", 1<<20)
+	a.must("set 0 %d", 77)
+	c0.cutAll(true)
+	c1.cutAll(true)
+	for _, pid := range w1.sessions() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	fmt.Fprintln(a.in, "get 0")
+	c0.cutAll(false)
+	<-held
+	c1.cutAll(false)
+	waitFor(t, 10*time.Second, "the session has ended", func() bool { return strings.Contains(a.stderr.String(), "session with the worker ended") })
+	end()
+	answer := make(chan string, 1)
+	go func() {
+		line, err := a.out.ReadString('\n')
+		answer <- fmt.Sprint(line, err)
+	}()
+	select {
+	case got := <-answer:
+		if strings.HasPrefix(got, "0 ") {
+			t.Errorf("a call after the end: %s", got)
+		}
+	case <-time.After(10 * time.Second):
+		t.Errorf("a call waits for ever: %s", a.stderr.String())
+	}
+}
