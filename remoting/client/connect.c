@@ -109,6 +109,12 @@ static enum sl_connected find_worker(struct where *w)
 
 /* ---- connecting ---- */
 
+/* When a step ends that begins now. */
+static int64_t step_end(const struct sl_ask *ask)
+{
+	return sl_deadline(ask->patience_ms, ask->until);
+}
+
 /* The kernel repeats a SYN that gets no answer after 1, 3 and 7 seconds. Further attempts notice sooner that the network is back. */
 #define DIAL_AGAIN_MS 250
 #define DIAL_MOST 20
@@ -231,9 +237,9 @@ static enum sl_connected dial_worker(const char *list, const struct sl_ask *ask,
 	where[n] = 0;
 	*local = !strncmp(where, "unix:", 5);
 	if (*local) {
-		c->fd = sl_unix_dial(where + 5, SL_LEASE_PATIENCE_MS, false);
+		c->fd = sl_unix_dial(where + 5, sl_deadline(SL_LEASE_PATIENCE_MS, ask->until), false);
 	} else if (!strncmp(where, "tcp:", 4)) {
-		c->fd = dial_tcp(where + 4, sl_now_ms() + ask->patience_ms);
+		c->fd = dial_tcp(where + 4, step_end(ask));
 	} else {
 		sl_log(SL_ERROR, "SLUICE_WORKER=%s: want tcp:HOST:PORT or unix:PATH", where);
 		return SL_NO_ADDRESS;
@@ -265,7 +271,7 @@ static enum sl_connected dial_lease(const char *path, const struct sl_ask *ask, 
 {
 	struct sl_lease_answer a;
 
-	c->fd = sl_lease_open(path, ask->kind, ask->owner, ask->patience_ms, &a);
+	c->fd = sl_lease_open(path, ask->kind, ask->owner, ask->patience_ms, ask->until, &a);
 	if (c->fd >= 0) {
 		*local = a.shm;
 		c->owners = a.owners;
@@ -425,7 +431,7 @@ static enum sl_connected compare(struct sl_connection *c, const uint8_t *data, s
 
 static enum sl_connected greet(struct sl_connection *c, const struct sl_ask *ask, bool shm, const uint8_t token[16], struct sl_snapshot *snap)
 {
-	int64_t deadline = sl_now_ms() + ask->patience_ms;
+	int64_t deadline = step_end(ask);
 	struct wire_welcome w;
 	enum sl_connected rc;
 	uint8_t *data;
@@ -482,7 +488,7 @@ static bool remember(const struct where *w)
 /* Says what the connection is for, by a HELLO and n bytes behind it. The answer's payload has to be of m bytes. */
 static enum sl_connected ask_further(int fd, const struct sl_ask *ask, uint32_t session, const void *what, size_t n, void *answer, size_t m, char *reason, size_t cap)
 {
-	int64_t deadline = sl_now_ms() + ask->patience_ms;
+	int64_t deadline = step_end(ask);
 	struct wire_welcome w;
 	uint8_t data[512];
 
@@ -563,14 +569,14 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 	rc = greet(c, ask, local && ask->shm, w.token, snap);
 	if (!rc && snap->features & SL_FEATURE_SHM) {
 		/* One byte behind WELCOME carries the descriptor. */
-		if (!local || !ask->shm || !sl_recv_all(c->fd, &byte, 1, &c->shm, sl_now_ms() + ask->patience_ms) || c->shm < 0) {
+		if (!local || !ask->shm || !sl_recv_all(c->fd, &byte, 1, &c->shm, step_end(ask)) || c->shm < 0) {
 			sl_log(SL_ERROR, "the worker's shared memory did not come with its welcome");
 			rc = SL_BROKEN;
 		}
 	}
 	if (!rc && snap->features & SL_FEATURE_RESUME) {
 		c->resumable = ask->resume && !(snap->features & SL_FEATURE_SHM) &&
-			       sl_recv_all(c->fd, &c->again, sizeof c->again, NULL, sl_now_ms() + ask->patience_ms);
+			       sl_recv_all(c->fd, &c->again, sizeof c->again, NULL, step_end(ask));
 		if (!c->resumable) {
 			sl_log(SL_ERROR, "the worker's welcome was cut short");
 			rc = SL_BROKEN;

@@ -12,6 +12,7 @@ struct sl_ask {
 	uint32_t kind;		/* SL_SESSION_COMPUTE or SL_SESSION_OBSERVE */
 	unsigned owner;		/* one of the lease's owners, counted from 0 */
 	int patience_ms;	/* for each step: see sl_connect */
+	int64_t until;		/* no step goes on after that time of sl_now_ms; 0: there is no such time */
 	bool shm;		/* offer shared memory to a worker on this node */
 	bool resume;		/* offer to make a lost connection again */
 	bool rdma;		/* offer RDMA */

@@ -335,10 +335,8 @@ static bool try_until(struct sl_peer *t, int64_t deadline, const char *grace)
 		struct wire_attach a = { .received = r->got };
 		struct wire_attached answer;
 		char reason[512] = "";
-		struct timespec ts = { 0, nap * 1000000L };
-		int64_t left = deadline - sl_now_ms();
-		const struct sl_ask ask = { .kind = SL_SESSION_ATTACH, .owner = t->index, .quiet = true,
-					    .patience_ms = left > ATTEMPT_MS ? ATTEMPT_MS : left > 1 ? (int)left : 1 };
+		int64_t left;
+		const struct sl_ask ask = { .kind = SL_SESSION_ATTACH, .owner = t->index, .quiet = true, .patience_ms = ATTEMPT_MS, .until = deadline };
 		enum sl_connected rc;
 
 		if (sl_ended())
@@ -352,13 +350,14 @@ static bool try_until(struct sl_peer *t, int64_t deadline, const char *grace)
 			sl_die(CUDA_ERROR_DEVICE_UNAVAILABLE, why);
 			return false;
 		}
-		if (sl_now_ms() >= deadline) {
+		left = deadline - sl_now_ms();
+		if (left <= 0) {
 			snprintf(why, sizeof why, "the connection to %s was lost, and could not be made again within %s%s%s", r->owner, grace,
 				 *reason ? ": " : "", reason);
 			sl_die(CUDA_ERROR_DEVICE_UNAVAILABLE, why);
 			return false;
 		}
-		nanosleep(&ts, NULL);
+		nanosleep(&(struct timespec){ 0, (left < nap ? left : nap) * 1000000L }, NULL);
 		if ((nap *= 2) > NAP_MOST_MS)
 			nap = NAP_MOST_MS;
 	}

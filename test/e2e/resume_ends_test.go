@@ -3,6 +3,8 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -52,5 +54,43 @@ func TestResumeOtherOwnerLost(t *testing.T) {
 		}
 	case <-time.After(10 * time.Second):
 		t.Errorf("a call waits for ever: %s", a.stderr.String())
+	}
+}
+
+// TestResumeGraceOfLease: a program that comes by a lease's socket gives up within a second of the grace's end, whatever its node's daemon does.
+func TestResumeGraceOfLease(t *testing.T) {
+	for _, mood := range []string{"away", "busy", "silent"} {
+		t.Run(mood, func(t *testing.T) {
+			t.Parallel()
+			w := startWorker(t, workerOptions{args: []string{"--grace", "1s"}})
+			c := newCutter(t, w, 0, 0, 1, 0)
+			behind := *w
+			behind.addr = c.addr()
+			dir, err := os.MkdirTemp("", "e2e")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = os.RemoveAll(dir) })
+			s := &leaseSocket{t: t, path: filepath.Join(dir, "sock"), workers: []*worker{&behind}}
+			s.listen()
+			t.Cleanup(s.close)
+			when := make(chan time.Time, 1)
+			go func() {
+				defer close(when)
+				waitFor(t, 30*time.Second, "memory of the program's", func() bool { return w.used() > 0 })
+				if mood == "away" {
+					s.close()
+				}
+				s.mu.Lock()
+				s.mood = mood
+				s.mu.Unlock()
+				when <- time.Now()
+				c.cutAll(true)
+			}()
+			r := s.run(program("churn"))
+			if took := time.Since(<-when); r.status == 0 || took < time.Second || took > 2*time.Second || !strings.Contains(r.stderr, "could not be made again within 1.0s") {
+				t.Errorf("status %d %v after the cut: %s", r.status, took, r.stderr)
+			}
+		})
 	}
 }
