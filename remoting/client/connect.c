@@ -5,8 +5,8 @@
  * straight; greet sends HELLO and decodes WELCOME; the shared memory's descriptor
  * comes behind it.
  *
- * Locking: nothing is shared, so a forked child may connect whatever the other
- * threads of its parent were doing. Every byte from the worker is bounded before it
+ * Locking: nothing is shared that changes once a session has begun, so a forked child may
+ * connect whatever the other threads of its parent were doing. Every byte from the worker is bounded before it
  * is used; every wait has an end.
  */
 #define _GNU_SOURCE
@@ -176,38 +176,69 @@ static int dial_to(const struct addrinfo *a, int64_t deadline)
 	return err ? -1 : p[won].fd;
 }
 
-/*
- * HOST:PORT or [IPV6]:PORT; the first address that answers. Each address but the last gets half of
- * the time that is left.
- */
-static int dial_tcp(const char *where, int64_t deadline)
+/* The addresses of HOST:PORT or [IPV6]:PORT; NULL with errno. This takes as long as the resolver does. */
+static struct addrinfo *look_up(const char *where)
 {
-	struct addrinfo hint = { .ai_socktype = SOCK_STREAM }, *list, *a;
+	struct addrinfo hint = { .ai_socktype = SOCK_STREAM }, *list;
 	const char *colon = strrchr(where, ':');
 	char host[256];
-	int fd = -1, err;
 	size_t n;
 
 	errno = EINVAL;
 	if (!colon || colon == where || (n = (size_t)(colon - where)) >= sizeof host)
-		return -1;
+		return NULL;
 	if (where[0] == '[' && n > 2 && colon[-1] == ']') {
 		where++;
 		n -= 2;
 	}
 	memcpy(host, where, n);
 	host[n] = 0;
-	if (getaddrinfo(host, colon + 1, &hint, &list)) {
-		errno = EHOSTUNREACH;
-		return -1;
-	}
-	for (a = list; a && fd < 0; a = a->ai_next) {
+	if (!getaddrinfo(host, colon + 1, &hint, &list))
+		return list;
+	errno = EHOSTUNREACH;
+	return NULL;
+}
+
+/* The first address that answers. Each but the last gets half of the time that is left. */
+static int dial_first(const struct addrinfo *a, int64_t deadline)
+{
+	int fd = -1;
+
+	for (; a && fd < 0; a = a->ai_next) {
 		int64_t now = sl_now_ms();
 
 		fd = dial_to(a, a->ai_next ? now + (deadline - now) / 2 : deadline);
 	}
+	return fd;
+}
+
+/*
+ * The addresses of the owners of this process's sessions, from when these began. A session stays on its machine, and whoever makes its
+ * connection again must not wait for a name server, which the same cut may keep from answering.
+ */
+static struct addrinfo *found[SL_MAX_OWNERS];
+
+static int dial_tcp(const char *where, const struct sl_ask *ask)
+{
+	bool further = ask->kind == SL_SESSION_ATTACH || ask->kind == SL_SESSION_BULK;
+	struct addrinfo *list;
+	int fd, err;
+
+	if (further)
+		return dial_first(found[ask->owner], step_end(ask));
+	list = look_up(where);
+	if (!list)
+		return -1;
+	fd = dial_first(list, step_end(ask));
 	err = errno;
-	freeaddrinfo(list);
+	if (fd >= 0 && ask->kind == SL_SESSION_COMPUTE) {
+		struct addrinfo *before = found[ask->owner];
+
+		found[ask->owner] = list;
+		list = before;
+	}
+	if (list)
+		freeaddrinfo(list);
 	errno = err;
 	return fd;
 }
@@ -239,7 +270,7 @@ static enum sl_connected dial_worker(const char *list, const struct sl_ask *ask,
 	if (*local) {
 		c->fd = sl_unix_dial(where + 5, sl_deadline(SL_LEASE_PATIENCE_MS, ask->until), false);
 	} else if (!strncmp(where, "tcp:", 4)) {
-		c->fd = dial_tcp(where + 4, step_end(ask));
+		c->fd = dial_tcp(where + 4, ask);
 	} else {
 		sl_log(SL_ERROR, "SLUICE_WORKER=%s: want tcp:HOST:PORT or unix:PATH", where);
 		return SL_NO_ADDRESS;
