@@ -5,8 +5,8 @@
  * straight; greet sends HELLO and decodes WELCOME; the shared memory's descriptor
  * comes behind it.
  *
- * Locking: nothing is shared, so a forked child may connect whatever the other
- * threads of its parent were doing. Every byte from the worker is bounded before it
+ * Locking: nothing is shared that changes once a session has begun, so a forked child may
+ * connect whatever the other threads of its parent were doing. Every byte from the worker is bounded before it
  * is used; every wait has an end.
  */
 #define _GNU_SOURCE
@@ -16,10 +16,12 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "conf.h"
@@ -32,6 +34,8 @@
 #include "reader.h"
 
 #define MAX_ADDRESS 512
+#define AGAIN_LEAST_MS 10	/* pauses between attempts */
+#define AGAIN_MOST_MS 1000
 
 /* ---- where the worker is ---- */
 
@@ -109,6 +113,26 @@ static enum sl_connected find_worker(struct where *w)
 
 /* ---- connecting ---- */
 
+/* Says why a step has failed. */
+__attribute__((format(printf, 2, 3)))
+static void failed(const struct sl_ask *ask, const char *format, ...)
+{
+	char text[SL_WHY];
+	va_list v;
+
+	va_start(v, format);
+	vsnprintf(ask->why ? ask->why : text, SL_WHY, format, v);
+	va_end(v);
+	if (!ask->why)
+		sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "%s", text);
+}
+
+/* When a step ends that begins now. */
+static int64_t step_end(const struct sl_ask *ask)
+{
+	return sl_deadline(ask->patience_ms, ask->until);
+}
+
 /* The kernel repeats a SYN that gets no answer after 1, 3 and 7 seconds. Further attempts notice sooner that the network is back. */
 #define DIAL_AGAIN_MS 250
 #define DIAL_MOST 20
@@ -170,38 +194,69 @@ static int dial_to(const struct addrinfo *a, int64_t deadline)
 	return err ? -1 : p[won].fd;
 }
 
-/*
- * HOST:PORT or [IPV6]:PORT; the first address that answers. Each address but the last gets half of
- * the time that is left.
- */
-static int dial_tcp(const char *where, int64_t deadline)
+/* The addresses of HOST:PORT or [IPV6]:PORT; NULL with errno. This takes as long as the resolver does. */
+static struct addrinfo *look_up(const char *where)
 {
-	struct addrinfo hint = { .ai_socktype = SOCK_STREAM }, *list, *a;
+	struct addrinfo hint = { .ai_socktype = SOCK_STREAM }, *list;
 	const char *colon = strrchr(where, ':');
 	char host[256];
-	int fd = -1, err;
 	size_t n;
 
 	errno = EINVAL;
 	if (!colon || colon == where || (n = (size_t)(colon - where)) >= sizeof host)
-		return -1;
+		return NULL;
 	if (where[0] == '[' && n > 2 && colon[-1] == ']') {
 		where++;
 		n -= 2;
 	}
 	memcpy(host, where, n);
 	host[n] = 0;
-	if (getaddrinfo(host, colon + 1, &hint, &list)) {
-		errno = EHOSTUNREACH;
-		return -1;
-	}
-	for (a = list; a && fd < 0; a = a->ai_next) {
+	if (!getaddrinfo(host, colon + 1, &hint, &list))
+		return list;
+	errno = EHOSTUNREACH;
+	return NULL;
+}
+
+/* The first address that answers. Each but the last gets half of the time that is left. */
+static int dial_first(const struct addrinfo *a, int64_t deadline)
+{
+	int fd = -1;
+
+	for (; a && fd < 0; a = a->ai_next) {
 		int64_t now = sl_now_ms();
 
 		fd = dial_to(a, a->ai_next ? now + (deadline - now) / 2 : deadline);
 	}
+	return fd;
+}
+
+/*
+ * The addresses of the owners of this process's sessions, from when these began. A session stays on its machine, and whoever makes its
+ * connection again must not wait for a name server, which the same cut may keep from answering.
+ */
+static struct addrinfo *found[SL_MAX_OWNERS];
+
+static int dial_tcp(const char *where, const struct sl_ask *ask)
+{
+	bool further = ask->kind == SL_SESSION_ATTACH || ask->kind == SL_SESSION_BULK;
+	struct addrinfo *list;
+	int fd, err;
+
+	if (further)
+		return dial_first(found[ask->owner], step_end(ask));
+	list = look_up(where);
+	if (!list)
+		return -1;
+	fd = dial_first(list, step_end(ask));
 	err = errno;
-	freeaddrinfo(list);
+	if (fd >= 0 && ask->kind == SL_SESSION_COMPUTE) {
+		struct addrinfo *before = found[ask->owner];
+
+		found[ask->owner] = list;
+		list = before;
+	}
+	if (list)
+		freeaddrinfo(list);
 	errno = err;
 	return fd;
 }
@@ -231,15 +286,15 @@ static enum sl_connected dial_worker(const char *list, const struct sl_ask *ask,
 	where[n] = 0;
 	*local = !strncmp(where, "unix:", 5);
 	if (*local) {
-		c->fd = sl_unix_dial(where + 5, SL_LEASE_PATIENCE_MS, false);
+		c->fd = sl_unix_dial(where + 5, sl_deadline(SL_LEASE_PATIENCE_MS, ask->until), false);
 	} else if (!strncmp(where, "tcp:", 4)) {
-		c->fd = dial_tcp(where + 4, sl_now_ms() + ask->patience_ms);
+		c->fd = dial_tcp(where + 4, ask);
 	} else {
 		sl_log(SL_ERROR, "SLUICE_WORKER=%s: want tcp:HOST:PORT or unix:PATH", where);
 		return SL_NO_ADDRESS;
 	}
 	if (c->fd < 0) {
-		sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "worker %s: %s; is it running and reachable from here?", where, strerror(errno));
+		failed(ask, "worker %s: %s; is it running and reachable from here?", where, strerror(errno));
 		return SL_UNREACHABLE;
 	}
 	return SL_CONNECTED;
@@ -265,13 +320,13 @@ static enum sl_connected dial_lease(const char *path, const struct sl_ask *ask, 
 {
 	struct sl_lease_answer a;
 
-	c->fd = sl_lease_open(path, ask->kind, ask->owner, ask->patience_ms, &a);
+	c->fd = sl_lease_open(path, ask->kind, ask->owner, ask->patience_ms, ask->until, &a);
 	if (c->fd >= 0) {
 		*local = a.shm;
 		c->owners = a.owners;
 		return SL_CONNECTED;
 	}
-	sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "%s", a.reason);
+	failed(ask, "%s", a.reason);
 	return a.status && a.status != ~0u ? refused(a.status) : SL_UNREACHABLE;
 }
 
@@ -385,13 +440,21 @@ static enum sl_connected hear(const struct wire_welcome *w, const uint8_t *data,
 	return SL_CONNECTED;
 }
 
-/* Receives a WELCOME and its payload, which the caller frees. */
-static enum sl_connected receive(int fd, struct wire_welcome *w, uint8_t **data, int64_t deadline)
+/* The connection has failed. *lost: another one may do better. */
+static enum sl_connected broken(const struct sl_ask *ask, const char *what, bool *lost)
 {
-	if (!sl_recv_all(fd, w, sizeof *w, NULL, deadline)) {
-		sl_log(SL_ERROR, "the worker did not answer: %s", strerror(errno));
-		return SL_BROKEN;
-	}
+	*lost = errno != ETIMEDOUT;
+	failed(ask, "%s: %s", what, strerror(errno));
+	return SL_BROKEN;
+}
+
+/* Receives a WELCOME and its payload, which the caller frees. */
+static enum sl_connected receive(int fd, const struct sl_ask *ask, struct wire_welcome *w, uint8_t **data, int64_t deadline, bool *lost)
+{
+	enum sl_connected rc;
+
+	if (!sl_recv_all(fd, w, sizeof *w, NULL, deadline))
+		return broken(ask, "the worker did not answer", lost);
 	if (w->magic != SL_WELCOME_MAGIC || w->size > SL_MAX_WELCOME) {
 		sl_log(SL_ERROR, "what answers there is not a Sluice worker");
 		return SL_BROKEN;
@@ -401,9 +464,9 @@ static enum sl_connected receive(int fd, struct wire_welcome *w, uint8_t **data,
 		return SL_NO_MEMORY;
 	if (sl_recv_all(fd, *data, w->size, NULL, deadline))
 		return SL_CONNECTED;
-	sl_log(SL_ERROR, "the worker's welcome was cut short: %s", strerror(errno));
+	rc = broken(ask, "the worker's welcome was cut short", lost);
 	free(*data);
-	return SL_BROKEN;
+	return rc;
 }
 
 /* What a worker of another release knows. */
@@ -423,23 +486,21 @@ static enum sl_connected compare(struct sl_connection *c, const uint8_t *data, s
 	return SL_MISMATCH;
 }
 
-static enum sl_connected greet(struct sl_connection *c, const struct sl_ask *ask, bool shm, const uint8_t token[16], struct sl_snapshot *snap)
+static enum sl_connected greet(struct sl_connection *c, const struct sl_ask *ask, bool shm, const uint8_t token[16], struct sl_snapshot *snap, bool *lost)
 {
-	int64_t deadline = sl_now_ms() + ask->patience_ms;
+	int64_t deadline = step_end(ask);
 	struct wire_welcome w;
 	enum sl_connected rc;
 	uint8_t *data;
 
-	if (!say_hello(c->fd, ask, shm, token, 0, deadline)) {
-		sl_log(SL_ERROR, "the worker did not answer: %s", strerror(errno));
-		return SL_BROKEN;
-	}
-	rc = receive(c->fd, &w, &data, deadline);
+	if (!say_hello(c->fd, ask, shm, token, 0, deadline))
+		return broken(ask, "the worker did not answer", lost);
+	rc = receive(c->fd, ask, &w, &data, deadline, lost);
 	if (!rc && w.status == SL_STATUS_FORMS) {
 		rc = compare(c, data, w.size);
 		free(data);
 		if (!rc)
-			rc = receive(c->fd, &w, &data, deadline);
+			rc = receive(c->fd, ask, &w, &data, deadline, lost);
 	}
 	if (rc)
 		return rc;
@@ -482,7 +543,7 @@ static bool remember(const struct where *w)
 /* Says what the connection is for, by a HELLO and n bytes behind it. The answer's payload has to be of m bytes. */
 static enum sl_connected ask_further(int fd, const struct sl_ask *ask, uint32_t session, const void *what, size_t n, void *answer, size_t m, char *reason, size_t cap)
 {
-	int64_t deadline = sl_now_ms() + ask->patience_ms;
+	int64_t deadline = step_end(ask);
 	struct wire_welcome w;
 	uint8_t data[512];
 
@@ -547,36 +608,34 @@ enum sl_connected sl_connect_bulk(const struct sl_ask *ask, uint32_t session, co
 	return rc;
 }
 
-enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap)
+/* One attempt. *lost: the connection was lost before everything had come. */
+static enum sl_connected connect_once(const struct where *w, const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap, bool *lost)
 {
 	enum sl_connected rc;
 	bool local = false;
-	struct where w;
 	char byte;
 
 	*c = (struct sl_connection){ .fd = -1, .shm = -1 };
-	rc = find_worker(&w);
-	if (!rc)
-		rc = w.socket ? dial_lease(w.socket, ask, c, &local) : dial_worker(w.workers, ask, c, &local);
+	*lost = false;
+	rc = w->socket ? dial_lease(w->socket, ask, c, &local) : dial_worker(w->workers, ask, c, &local);
 	if (rc)
 		return rc;
-	rc = greet(c, ask, local && ask->shm, w.token, snap);
+	rc = greet(c, ask, local && ask->shm, w->token, snap, lost);
 	if (!rc && snap->features & SL_FEATURE_SHM) {
 		/* One byte behind WELCOME carries the descriptor. */
-		if (!local || !ask->shm || !sl_recv_all(c->fd, &byte, 1, &c->shm, sl_now_ms() + ask->patience_ms) || c->shm < 0) {
+		if (!local || !ask->shm || !sl_recv_all(c->fd, &byte, 1, &c->shm, step_end(ask)) || c->shm < 0) {
 			sl_log(SL_ERROR, "the worker's shared memory did not come with its welcome");
 			rc = SL_BROKEN;
 		}
 	}
 	if (!rc && snap->features & SL_FEATURE_RESUME) {
+		errno = EPROTO; /* unless it is the connection that fails */
 		c->resumable = ask->resume && !(snap->features & SL_FEATURE_SHM) &&
-			       sl_recv_all(c->fd, &c->again, sizeof c->again, NULL, sl_now_ms() + ask->patience_ms);
-		if (!c->resumable) {
-			sl_log(SL_ERROR, "the worker's welcome was cut short");
-			rc = SL_BROKEN;
-		}
+			       sl_recv_all(c->fd, &c->again, sizeof c->again, NULL, step_end(ask));
+		if (!c->resumable)
+			rc = broken(ask, "the worker's welcome was cut short", lost);
 	}
-	if (!rc && ask->kind == SL_SESSION_COMPUTE && c->shm < 0 && !remember(&w))
+	if (!rc && ask->kind == SL_SESSION_COMPUTE && c->shm < 0 && !remember(w))
 		rc = SL_NO_MEMORY;
 	if (rc) {
 		close(c->fd);
@@ -588,4 +647,43 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 	}
 	tune(c->fd, snap->keepalive_ms);
 	return SL_CONNECTED;
+}
+
+enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap)
+{
+	char why[SL_WHY] = "", first[SL_WHY];
+	struct sl_ask attempt = *ask;
+	enum sl_connected rc;
+	int nap = AGAIN_LEAST_MS;
+	struct where w;
+	bool lost;
+
+	*c = (struct sl_connection){ .fd = -1, .shm = -1 };
+	attempt.why = why;
+	rc = find_worker(&w);
+	if (rc)
+		return rc;
+	for (;;) {
+		rc = connect_once(&w, &attempt, c, snap, &lost);
+		/* After the first attempt an address that cannot be reached is the same loss; a lease's socket has been asked for long enough. */
+		lost |= attempt.until != ask->until && rc == SL_UNREACHABLE && !w.socket;
+		if (!rc || !lost)
+			break;
+		if (attempt.until == ask->until) {
+			attempt.until = sl_deadline(ask->patience_ms < SL_LEASE_PATIENCE_MS ? ask->patience_ms : SL_LEASE_PATIENCE_MS, ask->until);
+			strcpy(first, why);
+			sl_log(SL_WARN, "%s; trying again", why);
+		}
+		if (sl_now_ms() >= attempt.until)
+			break;
+		nanosleep(&(struct timespec){ 0, nap * 1000000L }, NULL);
+		if ((nap *= 2) > AGAIN_MOST_MS)
+			nap = AGAIN_MOST_MS;
+	}
+	/* That the time is up is no reason; that the lease has ended is one. */
+	if (attempt.until != ask->until && (rc == SL_BROKEN || rc == SL_UNREACHABLE))
+		strcpy(why, first);
+	if (rc && *why)
+		sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "%s", why);
+	return rc;
 }

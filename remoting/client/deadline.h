@@ -21,6 +21,14 @@ static inline int64_t sl_now_ms(void)
 	return sl_clock_ms(CLOCK_MONOTONIC);
 }
 
+/* The end of a wait of so long that begins now, and that goes on no later than last, unless that is 0. */
+static inline int64_t sl_deadline(int ms, int64_t last)
+{
+	int64_t end = sl_now_ms() + ms;
+
+	return last && last < end ? last : end;
+}
+
 static inline int64_t sl_clock_ns(clockid_t clock)
 {
 	struct timespec t;

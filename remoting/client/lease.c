@@ -98,7 +98,7 @@ static bool dir_lives(const char *path)
 	return true;
 }
 
-static int dial_until(const char *path, int64_t deadline, bool absent)
+int sl_unix_dial(const char *path, int64_t deadline, bool absent)
 {
 	int ms = 5;
 
@@ -112,11 +112,6 @@ static int dial_until(const char *path, int64_t deadline, bool absent)
 			return fd;
 		nap(&ms);
 	}
-}
-
-int sl_unix_dial(const char *path, int patience_ms, bool absent)
-{
-	return dial_until(path, sl_now_ms() + patience_ms, absent);
 }
 
 /* ---- asking ---- */
@@ -147,10 +142,9 @@ static int fail(struct sl_lease_answer *a, int fd, int got, const char *path, co
 }
 
 /* One request on a new connection. *again: the daemon went away, or is busy. */
-static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int answer_ms, struct sl_lease_answer *a, bool *again)
+static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int64_t deadline, struct sl_lease_answer *a, bool *again)
 {
 	struct wire_lease_request q = { .version = SL_LEASE_VERSION, .kind = kind, .owner = owner };
-	int64_t deadline = sl_now_ms() + answer_ms;
 	char payload[SL_MAX_LEASE_PAYLOAD + 1];
 	struct wire_lease_answer h;
 	uint32_t flags = 0;
@@ -198,14 +192,14 @@ static int ask(const char *path, int fd, uint32_t kind, uint32_t owner, int answ
 	return got;
 }
 
-int sl_lease_open(const char *path, uint32_t kind, uint32_t owner, int answer_ms, struct sl_lease_answer *a)
+int sl_lease_open(const char *path, uint32_t kind, uint32_t owner, int answer_ms, int64_t until, struct sl_lease_answer *a)
 {
-	int64_t deadline = sl_now_ms() + SL_LEASE_PATIENCE_MS;
+	int64_t deadline = sl_deadline(SL_LEASE_PATIENCE_MS, until);
 	bool again;
 	int ms = 5;
 
 	for (;;) {
-		int fd = dial_until(path, deadline, true), got;
+		int fd = sl_unix_dial(path, deadline, true), got;
 
 		memset(a, 0, sizeof *a);
 		a->status = ~0u;
@@ -214,7 +208,7 @@ int sl_lease_open(const char *path, uint32_t kind, uint32_t owner, int answer_ms
 				    errno == EACCES || errno == EPERM ? "the lease is another user's" :
 				    errno == ENOENT ? "the lease has ended, or was never on this node" :
 				    "is sluiced running on this node? see sluice health");
-		got = ask(path, fd, kind, owner, answer_ms, a, &again);
+		got = ask(path, fd, kind, owner, sl_deadline(answer_ms, until), a, &again);
 		if (got >= 0 || !again || sl_now_ms() >= deadline)
 			return got;
 		nap(&ms);

@@ -24,16 +24,17 @@ struct sl_lease_answer {
  * Asks at path for a session (SL_SESSION_COMPUTE or SL_SESSION_OBSERVE) with one of the lease's
  * owners, counted from 0. The descriptor is connected to a worker that expects
  * HELLO, close-on-exec and non-blocking; -1 with *a saying why. Takes at most
- * SL_LEASE_PATIENCE_MS to reach the daemon, then answer_ms for its answer.
+ * SL_LEASE_PATIENCE_MS to reach the daemon, then answer_ms for its answer, and ends at
+ * the time of sl_now_ms that until is, unless that is 0.
  */
-int sl_lease_open(const char *path, uint32_t kind, uint32_t owner, int answer_ms, struct sl_lease_answer *a);
+int sl_lease_open(const char *path, uint32_t kind, uint32_t owner, int answer_ms, int64_t until, struct sl_lease_answer *a);
 
 /*
- * Connects to a Unix stream socket, of any length of path; -1 with errno. Waits up to
- * patience_ms for a place in a full backlog and, if absent is set, for a listener
+ * Connects to a Unix stream socket, of any length of path; -1 with errno. Waits until
+ * deadline for a place in a full backlog and, if absent is set, for a listener
  * that does not exist yet in a directory that does.
  */
-int sl_unix_dial(const char *path, int patience_ms, bool absent);
+int sl_unix_dial(const char *path, int64_t deadline, bool absent);
 
 /* The program's name as the kernel has it, padded with NUL to cap bytes, the last of which is NUL. */
 void sl_program_name(char *name, size_t cap);

@@ -74,6 +74,24 @@ static void name_owner(int fd, char *to, size_t cap)
 		snprintf(to, cap, "[%s]:%u", host, ntohs(a.v6.sin6_port));
 }
 
+/* Sends a piece whole, or gives the connection up: the receiver finds out. */
+static bool send_piece(struct sl_peer *t, struct iovec *iov, int n)
+{
+	if (sl_send_parts(t, iov, n))
+		return true;
+	__atomic_store_n(&t->again->cut, true, __ATOMIC_RELEASE);
+	shutdown(t->fd, SHUT_RDWR);
+	return false;
+}
+
+/* Tells the worker that its WELCOME has come, so that a lost connection is waited for. */
+static void confirm(struct sl_peer *t)
+{
+	struct wire_piece h = { .size = 0 };
+
+	send_piece(t, &(struct iovec){ &h, sizeof h }, 1);
+}
+
 bool sl_resume_start(struct sl_peer *t, const struct sl_connection *c)
 {
 	struct sl_resume *r = calloc(1, sizeof *r);
@@ -86,6 +104,7 @@ bool sl_resume_start(struct sl_peer *t, const struct sl_connection *c)
 	r->next.fd = r->next.shm = -1;
 	name_owner(c->fd, r->owner, sizeof r->owner);
 	t->again = r;
+	confirm(t);
 	return true;
 }
 
@@ -104,16 +123,6 @@ bool sl_resume_pending(struct sl_peer *t)
 	return !__atomic_load_n(&r->cut, __ATOMIC_ACQUIRE) &&
 	       (__atomic_load_n(&r->due, __ATOMIC_ACQUIRE) ||
 		__atomic_load_n(&t->head, __ATOMIC_ACQUIRE) != __atomic_load_n(&r->sent, __ATOMIC_ACQUIRE));
-}
-
-/* Sends a piece whole, or gives the connection up: the receiver finds out. */
-static bool send_piece(struct sl_peer *t, struct iovec *iov, int n)
-{
-	if (sl_send_parts(t, iov, n))
-		return true;
-	__atomic_store_n(&t->again->cut, true, __ATOMIC_RELEASE);
-	shutdown(t->fd, SHUT_RDWR);
-	return false;
 }
 
 void sl_resume_send(struct sl_peer *t)
@@ -290,11 +299,11 @@ static const char *duration(char *to, size_t cap, uint64_t ms)
 	return to;
 }
 
-/* Puts the new connection in the place of the old one. */
+/* Puts the new connection in the place of the old one; false when the session has ended. */
 static bool go_on(struct sl_peer *t, const struct wire_attached *a)
 {
 	struct sl_resume *r = t->again;
-	bool good;
+	bool good, ended;
 
 	pthread_mutex_lock(&t->drain);
 	good = a->received >= t->tail && a->received <= __atomic_load_n(&t->head, __ATOMIC_ACQUIRE) && syscall(SYS_dup3, r->next.fd, t->fd, O_CLOEXEC) >= 0;
@@ -309,12 +318,18 @@ static bool go_on(struct sl_peer *t, const struct wire_attached *a)
 	r->next.fd = -1;
 	/* Over another connection the stream goes by TCP: what has failed may fail again. */
 	sl_rdma_drop(t);
+	/* The session may have ended meanwhile, and sl_die have shut down the old connection. A process that ends says goodbye over the new one. */
+	ended = sl_broken();
+	if (ended)
+		shutdown(t->fd, SHUT_RDWR);
 	pthread_mutex_unlock(&t->drain);
 	if (!good) {
 		sl_die(CUDA_ERROR_UNKNOWN, "the worker says to have received what was not sent");
 		return false;
 	}
 	wake_room(r);
+	if (ended)
+		return false;
 	tell(t);
 	return true;
 }
@@ -329,10 +344,8 @@ static bool try_until(struct sl_peer *t, int64_t deadline, const char *grace)
 		struct wire_attach a = { .received = r->got };
 		struct wire_attached answer;
 		char reason[512] = "";
-		struct timespec ts = { 0, nap * 1000000L };
-		int64_t left = deadline - sl_now_ms();
-		const struct sl_ask ask = { .kind = SL_SESSION_ATTACH, .owner = t->index, .quiet = true,
-					    .patience_ms = left > ATTEMPT_MS ? ATTEMPT_MS : left > 1 ? (int)left : 1 };
+		int64_t left;
+		const struct sl_ask ask = { .kind = SL_SESSION_ATTACH, .owner = t->index, .quiet = true, .patience_ms = ATTEMPT_MS, .until = deadline };
 		enum sl_connected rc;
 
 		if (sl_ended())
@@ -346,13 +359,14 @@ static bool try_until(struct sl_peer *t, int64_t deadline, const char *grace)
 			sl_die(CUDA_ERROR_DEVICE_UNAVAILABLE, why);
 			return false;
 		}
-		if (sl_now_ms() >= deadline) {
+		left = deadline - sl_now_ms();
+		if (left <= 0) {
 			snprintf(why, sizeof why, "the connection to %s was lost, and could not be made again within %s%s%s", r->owner, grace,
 				 *reason ? ": " : "", reason);
 			sl_die(CUDA_ERROR_DEVICE_UNAVAILABLE, why);
 			return false;
 		}
-		nanosleep(&ts, NULL);
+		nanosleep(&(struct timespec){ 0, (left < nap ? left : nap) * 1000000L }, NULL);
 		if ((nap *= 2) > NAP_MOST_MS)
 			nap = NAP_MOST_MS;
 	}

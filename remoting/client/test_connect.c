@@ -1,10 +1,16 @@
 /*
  * The decoder of a snapshot: what is right, what is too much, and every length
- * that is too short or too long. And the list that several owners' devices make.
+ * that is too short or too long. The list that several owners' devices make. And how
+ * often a worker's name is looked up.
  */
+#include <netdb.h>
+#include <netinet/in.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "connect.h"
 #include "log.h"
@@ -57,6 +63,77 @@ static bool decoded(struct sl_snapshot *s, size_t n)
 	return ok;
 }
 
+/* ---- a worker whose name is known once ---- */
+
+static int listening;
+static struct sockaddr_in address = { .sin_family = AF_INET };
+static unsigned lookups;
+
+int getaddrinfo(const char *node, const char *service, const struct addrinfo *hints, struct addrinfo **list)
+{
+	static struct addrinfo a = { .ai_family = AF_INET, .ai_socktype = SOCK_STREAM, .ai_addrlen = sizeof address, .ai_addr = (void *)&address };
+
+	(void)hints;
+	CHECK(!strcmp(node, "worker.example") && !strcmp(service, "7"));
+	*list = &a;
+	return lookups++ ? EAI_AGAIN : 0;
+}
+
+void freeaddrinfo(struct addrinfo *list)
+{
+	(void)list;
+}
+
+/* Takes so many bytes of a connection, and answers with a WELCOME. */
+static int welcome(size_t asks, const void *p, size_t n)
+{
+	struct wire_welcome w = { .magic = SL_WELCOME_MAGIC, .version = SL_VERSION, .size = (uint32_t)n };
+	int c = accept(listening, NULL, NULL);
+	uint8_t ask[256];
+
+	CHECK(recv(c, ask, asks, MSG_WAITALL) == (ssize_t)asks);
+	CHECK(send(c, &w, sizeof w, MSG_NOSIGNAL) == sizeof w && send(c, p, n, MSG_NOSIGNAL) == (ssize_t)n);
+	return c;
+}
+
+static void *worker(void *arg)
+{
+	int first = welcome(sizeof(struct wire_hello), data, size);
+
+	close(welcome(sizeof(struct wire_hello) + sizeof(struct wire_attach), arg, sizeof(struct wire_attached)));
+	close(first);
+	return NULL;
+}
+
+/* A connection that is made again goes to the address that the first one went to: nobody may answer for the name. */
+static void looked_up_once(void)
+{
+	struct sl_ask ask = { .kind = SL_SESSION_COMPUTE, .patience_ms = 10000 };
+	struct wire_attached told = { .received = 7 }, heard = { 0 };
+	socklen_t len = sizeof address;
+	struct wire_attach attach = { 0 };
+	static struct sl_snapshot s;
+	struct sl_connection c, again;
+	char reason[64];
+	pthread_t t;
+
+	listening = socket(AF_INET, SOCK_STREAM, 0);
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	CHECK(!bind(listening, (void *)&address, sizeof address) && !listen(listening, 4) && !getsockname(listening, (void *)&address, &len));
+	setenv("SLUICE_WORKER", "tcp:worker.example:7", 1);
+	unsetenv("SLUICE_SOCKET");
+	make(1, 1);
+	pthread_create(&t, NULL, worker, &told);
+	CHECK(sl_connect(&ask, &c, &s) == SL_CONNECTED && s.ndev == 1 && lookups == 1);
+	ask.kind = SL_SESSION_ATTACH;
+	CHECK(sl_connect_again(&ask, 1, &attach, 10000, &again, &heard, reason, sizeof reason) == SL_CONNECTED);
+	CHECK(heard.received == 7 && lookups == 1);
+	pthread_join(t, NULL);
+	close(c.fd);
+	close(again.fd);
+	close(listening);
+}
+
 int main(void)
 {
 	static struct sl_snapshot s, all;
@@ -94,6 +171,7 @@ int main(void)
 	CHECK(decoded(&s, size) && sl_snapshot_add(&all, &s) && all.ndev == 16 && all.driver_version == 12040);
 	CHECK(!strcmp(all.driver_string, "550.1") && all.dev[10].total_mem == 1000);
 	CHECK(!sl_snapshot_add(&all, &s) && all.ndev == 16);
+	looked_up_once();
 	printf("test_connect: ok\n");
 	return 0;
 }

@@ -143,7 +143,7 @@ static int run(int delay, int n, const struct step *s, struct sl_lease_answer *a
 	if (!delay)
 		while (access(path, F_OK))
 			usleep(1000);
-	fd = sl_lease_open(path, 2, 3, 300, a);
+	fd = sl_lease_open(path, 2, 3, 300, 0, a);
 	pthread_join(t, NULL);
 	return fd;
 }
@@ -215,15 +215,18 @@ static void absent(void)
 	int fd;
 
 	/* The directory is gone, and with it the lease: no waiting. */
-	CHECK(sl_lease_open("/nonexistent/lease/sock", 1, 0, 300, &a) == -1 && strstr(a.reason, "ended"));
+	CHECK(sl_lease_open("/nonexistent/lease/sock", 1, 0, 300, 0, &a) == -1 && strstr(a.reason, "ended"));
 	CHECK(ms() - t < 200);
 	fd = listen_at(path, 1);
 	close(fd);
 	t = ms();
-	CHECK(sl_unix_dial(path, 200, true) == -1 && errno == ECONNREFUSED && ms() - t >= 200);
+	CHECK(sl_unix_dial(path, t + 200, true) == -1 && errno == ECONNREFUSED && ms() - t >= 200);
 	t = ms();
-	CHECK(sl_unix_dial(path, 200, false) == -1 && errno == ECONNREFUSED && ms() - t < 150);
+	CHECK(sl_unix_dial(path, t + 200, false) == -1 && errno == ECONNREFUSED && ms() - t < 150);
 	unlink(path);
+	/* Nobody waits longer than asked. */
+	t = ms();
+	CHECK(sl_lease_open(path, 1, 0, 300, t + 200, &a) == -1 && strstr(a.reason, "ended") && ms() - t >= 200 && ms() - t < 1000);
 }
 
 static void *accept_later(void *arg)
@@ -248,7 +251,7 @@ static void full(void)
 	b = sl_unix_dial(path, 0, false);
 	CHECK(b == -1 && errno == EAGAIN);
 	pthread_create(&t, NULL, accept_later, &l);
-	b = sl_unix_dial(path, 3000, false);
+	b = sl_unix_dial(path, ms() + 3000, false);
 	CHECK(b >= 0);
 	close(a);
 	close(b);

@@ -27,6 +27,7 @@ type leaseSocket struct {
 	mu    sync.Mutex
 	l     *net.UnixListener
 	asked []request
+	mood  string // "busy": it answers so; "silent": it does not answer
 }
 
 type request struct{ kind, owner uint32 }
@@ -70,15 +71,24 @@ func (s *leaseSocket) serve(c *net.UnixConn) {
 	kind, owner := binary.LittleEndian.Uint32(q[12:]), binary.LittleEndian.Uint32(q[16:])
 	s.mu.Lock()
 	s.asked = append(s.asked, request{kind, owner})
+	mood := s.mood
 	s.mu.Unlock()
+	if mood == "silent" {
+		_, _ = c.Read(q[:]) // until the client gives up
+		return
+	}
 	answer := func(status uint32, payload, rights []byte) {
 		h := binary.LittleEndian.AppendUint32(nil, 0x4c4c4c53)
 		h = binary.LittleEndian.AppendUint32(h, status)
 		h = binary.LittleEndian.AppendUint32(h, uint32(len(s.workers)))
 		h = binary.LittleEndian.AppendUint32(h, uint32(len(payload)))
-		if _, _, err := c.WriteMsgUnix(append(h, payload...), rights, nil); err != nil {
+		if _, _, err := c.WriteMsgUnix(append(h, payload...), rights, nil); err != nil && mood == "" { // the client gives up
 			s.t.Error(err)
 		}
+	}
+	if mood == "busy" {
+		answer(6, []byte("the owner cannot be reached"), nil)
+		return
 	}
 	if owner >= uint32(len(s.workers)) {
 		answer(3, []byte("no such owner"), nil)

@@ -67,7 +67,7 @@ func TestPartCaps(t *testing.T) {
 	r := newPartRig(t, 100)
 	r.part("a", 20)
 	r.part("b", 70)
-	r.parts["a"].word(partCap).Store(1 << 40) // any session of the part can write that
+	r.parts["a"].layout().cap[0].Store(1 << 40) // any session of the part can write that
 	a1, a2, b, all := r.session("a"), r.session("a"), r.session("b"), r.session("")
 	if !a1.Reserve(0, 12<<20) || a2.Reserve(0, 10<<20) || !a2.Reserve(0, 8<<20) || a1.Reserve(0, Granule) {
 		t.Error("the part has 20 MiB, not more and not less")
