@@ -459,7 +459,7 @@ static int serve_send(struct serving *v)
 	}
 	pthread_mutex_lock(&qp->lock);
 	if (status >= 0 && qp_alive(qp))
-		qp_received(qp, own, WC_RECV, v->r.opcode == OP_SEND_WITH_IMM ? &v->r.imm : NULL, v->r.length);
+		qp_received(qp, own, VB_WC_RECV, v->r.opcode == OP_SEND_WITH_IMM ? &v->r.imm : NULL, v->r.length);
 	pthread_mutex_unlock(&qp->lock);
 	return status;
 }

@@ -139,7 +139,7 @@ static void t_read_and_send(void)
 	IS(b.c->ops.post_recv(b.qp, &r, &wrong), 0);
 	IS(post(&a, address(&b), OP_SEND_WITH_IMM, 2, 10, 100, VB_SIGNALED), 0);
 	wc = next(&b, b.rcq);
-	IS(wc.opcode, WC_RECV);
+	IS(wc.opcode, VB_WC_RECV);
 	IS(wc.length, 100);
 	IS(wc.imm, 2);
 	CHECK(!memcmp(b.buf + 7, a.buf + 10, 100));

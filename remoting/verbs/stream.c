@@ -348,6 +348,8 @@ static bool harvest(struct sl_rdma *r)
 				fail(r, wc[i].status == VB_WC_FLUSHED ? ECONNRESET : EIO);
 			else if (wc[i].opcode == VB_WC_RECV_WITH_IMM)
 				arrived(r, ntohl(wc[i].imm));
+			else if (wc[i].opcode & VB_WC_RECV || !r->sending)
+				fail(r, EPROTO); /* a receive of another kind, or more completions than messages */
 			else
 				r->sending--;
 		}

@@ -67,4 +67,4 @@ _Static_assert(VB_SET_STATE == (int)IBV_QP_STATE && VB_SET_ACCESS == (int)IBV_QP
 	       VB_SET_RD_ATOMIC == (int)IBV_QP_MAX_QP_RD_ATOMIC && VB_SET_RNR_TIMER == (int)IBV_QP_MIN_RNR_TIMER && VB_SET_SQ_PSN == (int)IBV_QP_SQ_PSN &&
 	       VB_SET_DEST_RD_ATOMIC == (int)IBV_QP_MAX_DEST_RD_ATOMIC && VB_SET_DEST_QP == (int)IBV_QP_DEST_QPN, "attributes");
 _Static_assert(VB_WRITE_WITH_IMM == (int)IBV_WR_RDMA_WRITE_WITH_IMM && VB_SIGNALED == (int)IBV_SEND_SIGNALED && VB_INLINE == (int)IBV_SEND_INLINE, "sends");
-_Static_assert(VB_WC_RECV_WITH_IMM == (int)IBV_WC_RECV_RDMA_WITH_IMM && VB_WC_FLUSHED == (int)IBV_WC_WR_FLUSH_ERR, "completions");
+_Static_assert(VB_WC_RECV == (int)IBV_WC_RECV && VB_WC_RECV_WITH_IMM == (int)IBV_WC_RECV_RDMA_WITH_IMM && VB_WC_FLUSHED == (int)IBV_WC_WR_FLUSH_ERR, "completions");

@@ -364,6 +364,35 @@ static void claim(struct sl_rdma *r, uint32_t imm)
 	pthread_mutex_unlock(&r->lock);
 }
 
+/* Sends an empty message of another kind than the stream's, which takes one of the other side's receives too. */
+static void send_other(struct sl_rdma *r, int opcode)
+{
+	struct vb_send w = { .opcode = opcode, .flags = VB_SIGNALED }, *bad;
+
+	pthread_mutex_lock(&r->lock);
+	CHECK(!r->dev.context->ops.post_send(r->qp, &w, &bad));
+	r->sending++;
+	pthread_mutex_unlock(&r->lock);
+}
+
+/* A message without a number, or whose number is of another kind, is not counted as one of this side's own that has been sent. */
+static void other_kinds(void)
+{
+	enum { SEND = 2, SEND_WITH_IMM = 3 };
+
+	for (int opcode = SEND; opcode <= SEND_WITH_IMM; opcode++) {
+		struct side s[2];
+		char b[8];
+
+		open_pair(s);
+		send_other(s[0].r, opcode);
+		CHECK(sl_rdma_read(s[1].r, b, sizeof b, 20000) == -1 && errno == EPROTO);
+		CHECK(s[1].r->sending >= 0);
+		close_pair(s);
+	}
+	printf("other kinds of messages: each ends the stream\n");
+}
+
 /* Another side that lies about counts ends the stream and does nothing else. */
 static void lies(void)
 {
@@ -469,5 +498,6 @@ int main(int n, char **arg)
 	both_ways();
 	socket_ends();
 	lies();
+	other_kinds();
 	return 0;
 }

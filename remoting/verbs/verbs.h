@@ -141,7 +141,7 @@ struct vb_recv {
 	int sges;
 };
 
-enum { VB_WC_RECV_WITH_IMM = 129 };
+enum { VB_WC_RECV = 128, VB_WC_RECV_WITH_IMM = 129 }; /* the former is a bit of every receive's */
 enum { VB_WC_SUCCESS = 0, VB_WC_FLUSHED = 5 };
 
 struct vb_wc {
