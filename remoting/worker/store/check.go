@@ -2,9 +2,10 @@ package store
 
 // Whether a stored image is still what its name says. Its hash costs about as much time as sending it
 // to the GPU, so it is made once in each boot: the file then carries a mark (an extended attribute) of
-// the boot, its size and its time of change. A write to the file changes that time, and
-// what a crash of the machine or its disk made of the file is found after the boot. A
-// file system without such attributes has every session hash what it reads.
+// the boot, its size and the time of its last write, which is set to the present time with it. A write to the file changes that
+// time. Whoever writes can set it back, but that changes the time at which the file was last changed in any way, which nobody can set:
+// it has to be that of the mark as well. What a crash of the machine or its disk made of the file is found after the boot. A
+// file system without such attributes has every session hash what it reads. Processes of the file's owner can write the mark too.
 
 import (
 	"crypto/sha256"
@@ -24,6 +25,10 @@ const markName = "user.sluice.checked"
 
 // fresh is how old the note of an image's last use may be before it is written again.
 const fresh = time.Minute
+
+// marking is how long after the time in a mark the file may have been changed for the last time, since writing the mark changes it. It is long
+// enough for a busy machine; where it takes longer, the next user hashes the file again.
+const marking = 100 * time.Millisecond
 
 func bootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -45,18 +50,23 @@ func (s *Store) checked(fd int, st *unix.Stat_t) bool {
 	}
 	var b [128]byte
 	n, err := unix.Fgetxattr(fd, markName, b[:])
-	return err == nil && string(b[:n]) == mark(boot, st)
+	since := time.Duration(st.Ctim.Nano() - st.Mtim.Nano()) // less than 0 where the kernel's clock for files is behind by a tick
+	return err == nil && string(b[:n]) == mark(boot, st) && since.Abs() <= marking
 }
 
-// used notes that a file is right and is used now: it is the last to be evicted.
+// used notes that a file is right as it was at st, and is used now: it is the last to be evicted.
 func (s *Store) used(fd int, st *unix.Stat_t) {
 	if s.checked(fd, st) && time.Since(time.Unix(st.Mtim.Unix())) < fresh {
 		return
 	}
-	var after unix.Stat_t
+	boot := s.boot()
+	var now unix.Stat_t
+	if unix.Fstat(fd, &now) != nil || now.Ctim != st.Ctim {
+		return // somebody has written it meanwhile, or noted the same
+	}
 	err := touch(fd, time.Now())
-	if err == nil && unix.Fstat(fd, &after) == nil && after.Size == st.Size && s.boot() != "" {
-		_ = unix.Fsetxattr(fd, markName, []byte(mark(s.boot(), &after)), 0)
+	if err == nil && unix.Fstat(fd, &now) == nil && now.Size == st.Size && boot != "" {
+		_ = unix.Fsetxattr(fd, markName, []byte(mark(boot, &now)), 0)
 	}
 }
 

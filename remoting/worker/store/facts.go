@@ -52,7 +52,8 @@ func (m *Image) Fact(name string) (uint64, bool) {
 }
 
 // SetFact notes a number of an image's content for those who open the image later. It is a help and no promise: where the
-// file system has no such attributes, or the image is not in the store, nothing is noted.
+// file system has no such attributes, or the image is not in the store, nothing is noted. A note in a stored image's file is a change of it: who
+// opens it next hashes it again.
 func (s *Store) SetFact(sum Sum, m *Image, name string, n uint64) {
 	fact := name + "=" + strconv.FormatUint(n, 10)
 	if m.up != nil {
