@@ -26,6 +26,7 @@ type cutter struct {
 	only   bool              // ... and no others
 	keep   map[net.Conn]bool // open
 	down   bool              // new connections are closed
+	early  bool              // connections are also cut before the client has the WELCOME
 	attach func()            // called for each connection that goes on with a session, before anything is passed on
 	cuts   atomic.Int64
 	first  atomic.Int64 // connections that began a session
@@ -207,6 +208,10 @@ func (c *cutter) relay(client *net.TCPConn) {
 	}
 	if _, err := server.Write(hello[:]); err != nil {
 		return
+	}
+	// Every other one. A client waits long for a WELCOME, and does not try again then.
+	if h.Kind == wire.SessionCompute && c.early && limit%2 == 0 && how != "silent" {
+		armed.Store(true)
 	}
 	if h.Kind == wire.SessionCompute {
 		// The first byte after HELLO says that the client has WELCOME.

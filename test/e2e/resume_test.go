@@ -28,8 +28,8 @@ func (w *worker) through(t *testing.T, c *cutter, limit time.Duration, prog stri
 	return finish(t, ctx, cmd)
 }
 
-// TestCuts cuts the connections of programs at random bytes in either direction, also within the handshake that makes
-// them again. Each program checks that everything was done once and in order, and computes what it computes
+// TestCuts cuts the connections of programs at random bytes in either direction, also within the handshakes that make
+// them and make them again. Each program checks that everything was done once and in order, and computes what it computes
 // without a cut. SLUICE_CUTS sets the number of cuts.
 func TestCuts(t *testing.T) {
 	cuts := int64(300)
@@ -58,6 +58,7 @@ func TestCuts(t *testing.T) {
 					// Images are uploaded anew, so that cuts come in the middle of them.
 					_ = os.RemoveAll(w.dir + "/store")
 					c := newCutter(t, w, uint64(seed), 1000, 1<<(12+rnd.IntN(12)), 3*lane)
+					c.early = true
 					got := w.through(t, c, 2*time.Minute, program("paused"), args...)
 					n := c.cuts.Load()
 					made.Add(n)
