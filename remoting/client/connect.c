@@ -665,9 +665,8 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 		return rc;
 	for (;;) {
 		rc = connect_once(&w, &attempt, c, snap, &lost);
-		/* After the first attempt an address that cannot be reached is the same loss; a lease's socket has been asked for long enough. */
-		lost |= attempt.until != ask->until && rc == SL_UNREACHABLE && !w.socket;
-		if (!rc || !lost)
+		/* NVML's sessions last no longer than their connections: a program that polls a broken worker is not to wait each time. */
+		if (!rc || !lost || ask->kind != SL_SESSION_COMPUTE)
 			break;
 		if (attempt.until == ask->until) {
 			attempt.until = sl_deadline(ask->patience_ms < SL_LEASE_PATIENCE_MS ? ask->patience_ms : SL_LEASE_PATIENCE_MS, ask->until);
@@ -680,8 +679,8 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 		if ((nap *= 2) > AGAIN_MOST_MS)
 			nap = AGAIN_MOST_MS;
 	}
-	/* That the time is up is no reason; that the lease has ended is one. */
-	if (attempt.until != ask->until && (rc == SL_BROKEN || rc == SL_UNREACHABLE))
+	/* That the time is up is no reason; that the lease has ended, or nobody listens any more, is one. */
+	if (attempt.until != ask->until && sl_now_ms() >= attempt.until)
 		strcpy(why, first);
 	if (rc && *why)
 		sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "%s", why);

@@ -51,9 +51,9 @@ enum sl_connected {
  *
  * Reaching a tcp: address may take patience_ms; reaching a unix: address or the
  * lease's socket, SL_LEASE_PATIENCE_MS. The answer of the lease's socket, WELCOME and
- * the descriptor of the shared memory may take patience_ms each. A connection that is
- * lost before all of that has come is made anew, for up to SL_LEASE_PATIENCE_MS: there
- * may be a session of it, which the worker ends when it hears nothing of its client.
+ * the descriptor of the shared memory may take patience_ms each. A connection of a
+ * compute session that is lost before WELCOME has come is made anew, for up to
+ * SL_LEASE_PATIENCE_MS. If it has begun a session, the worker ends that soon.
  */
 enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap);
 
