@@ -30,7 +30,7 @@ static void drop_overridden(void)
 	}
 }
 
-/* What is looked for on srun's command line. It finds too much if the program, whose words follow, has such options. */
+/* Which options srun's command line has. Arguments of the program, which follow there, may be mistaken for them. */
 struct command {
 	bool gres;  /* --gres, --tres-per-task=gres/... */
 	bool jobid; /* --jobid, or as much of it as means nothing else */

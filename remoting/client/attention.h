@@ -35,7 +35,7 @@ struct sl_owing {
 	int64_t linger;		/* ns, how long to look for the next one */
 };
 
-/* So many threads more wait for an answer, fewer if negative. */
+/* Adds to the number of threads that wait for an answer; a negative number subtracts. */
 void sl_owe(struct sl_owing *o, int threads);
 /* The receiver has had an answer. */
 void sl_answered(struct sl_owing *o);

@@ -101,7 +101,7 @@ static void *run(void *arg)
 		free(k);
 		sl_bell_ring(&g->moved);
 	}
-	/* Who waits finds that the session has ended. */
+	/* Threads that wait find that the session has ended. */
 	for (struct sl_kept *k = g->first, *next; k; k = next) {
 		next = k->next;
 		free(k);

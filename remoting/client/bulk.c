@@ -98,7 +98,7 @@ static bool join(struct sl_bulk_line *l)
 		return false;
 	}
 	pthread_mutex_lock(&b->lock);
-	/* Who ends the session says so first, and then shuts down what is up. */
+	/* The thread that ends the session first marks it ended, and then shuts down the lines that are up. */
 	l->up = !sl_ended();
 	b->up[l->direction] += l->up;
 	sl_bell_ring(&b->change);

@@ -134,7 +134,7 @@ static void *run(void *arg)
 {
 	struct queue *q = arg;
 
-	/* What it sends before the end of a function is said, and that, the GPU may wait for; and the functions behind the end of one in a graph. */
+	/* The GPU may wait for the end of a function, and for what this thread sends before it. So nothing that it sends is kept behind copies. */
 	sl_tls()->unkept = true;
 	for (;;) {
 		struct hostfn *h;

@@ -72,8 +72,8 @@ static void wake(_Atomic uint32_t *w)
 }
 
 /*
- * Waits until *count differs from seen; false on time-out or close. With owing, whose receiver this is, it
- * polls first for as long as that pays.
+ * Waits until *count differs from seen; false on time-out or close. owing is NULL, or that of the session whose
+ * receiver this is: then it polls first, for as long as that pays.
  */
 static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen, _Atomic uint32_t *sleeps, const struct sl_owing *owing,
 			int timeout_ms)

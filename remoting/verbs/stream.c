@@ -111,7 +111,7 @@ static bool make_qp(struct sl_rdma *r)
 	return r->qp && !(errno = r->v->modify_qp(r->qp, &a, VB_SET_STATE | VB_SET_PKEY | VB_SET_PORT | VB_SET_ACCESS));
 }
 
-/* What comes has no bytes besides those that are written to memory: a receive is a number of one. */
+/* Receives need no buffer: an incoming write puts its bytes into the ring, and uses up one receive. */
 static bool post_receive(struct sl_rdma *r)
 {
 	struct vb_recv w = { 0 }, *bad;

@@ -11,9 +11,9 @@ package wire
 //	     side meanwhile, since the client's word may be behind frames that the
 //	     executor cannot take while it waits for the writer. So does Watch.
 //	cut  The first read or write that fails shuts the socket down, which ends all
-//	     others on it. Read2 and a Write without room then wait. Attach puts the
-//	     new socket in the place of the old one, under the same number, and sends
-//	     again what is missing. Watch ends the stream when the grace is over.
+//	     others on it. Read2 and a Write without room then wait. Attach replaces
+//	     the old socket by the new one, under the same number, and sends again
+//	     what is missing. Watch ends the stream when the grace is over.
 //
 // Locks, in the order they are taken: rmu (who reads the socket and has what was
 // read), wmu (who writes the socket), mu (the state, held for a few instructions).

@@ -164,9 +164,9 @@ func (p *peer) stale() {
 	p.at = time.Time{}
 }
 
-// call calls an owner. It is the only way to reach one: every call has a deadline, is noted as
-// an answer or as silence, and, if it changes what the owner has free, makes the last inventory
-// stale. The end of ctx, which is the caller's own, says nothing about the owner.
+// call calls an owner. Every call goes through it but watches, health checks and those about lost clients: it has a deadline,
+// is noted as an answer or as silence, and, if it changes what the owner has free, makes the last inventory stale. The end of
+// ctx, which is the caller's own, says nothing about the owner.
 func call[T any](ctx context.Context, h *Host, p *peer, d time.Duration, changes bool, f func(context.Context, lease.Owner) (T, error)) (T, error) {
 	v, err := within(ctx, d, func(ctx context.Context) (T, error) { return f(ctx, p.owner) })
 	if changes {

@@ -481,7 +481,7 @@ func (p *Pool) overruns(now time.Time) []Overrun {
 	return found
 }
 
-// delayedLimits is after how many limits late work is told that others delay, as the sessions say.
+// delayedLimits is how many times the limit overdue work may last before it is reported, if sessions say that work of others delayed it.
 const delayedLimits = 3
 
 // judge looks at overdue work, and notes in still what it has seen. Time in which other work delayed it counts apart from time in

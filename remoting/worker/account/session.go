@@ -224,8 +224,9 @@ func (s *Session) Life(slot int) uint64 {
 }
 
 // Inherit charges bytes to this session that an earlier one was charged for, which has ended and whose memory this one
-// has open: the one with that life in that slot. No room is needed for what it had lent and nobody has inherited;
-// for more it is, and Inherit says whether there was. It says no as long as the bytes are charged in the slot itself.
+// has open: the one with that life in that slot. Memory that the earlier one had lent, and no other session has inherited,
+// needs no free room; anything beyond that does, and Inherit says whether there was enough. It says no as long as the bytes
+// are charged in the slot itself.
 func (s *Session) Inherit(dev, from int, life, bytes uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

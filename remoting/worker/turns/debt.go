@@ -5,7 +5,7 @@ package turns
 // A kernel cannot be interrupted, so work may run on beside the next turns. How the driver divides
 // the GPU then depends on what runs. The tenant owes all of that time, as if it still had the turn,
 // however many of its sessions have such work; the tenant that has the turn is not charged for it.
-// Of several tenants the one whose work has been late for longest owes it.
+// If several tenants have such work, the one whose work has been overdue longest is charged.
 // A debt is kept as the time of the clock until which the tenant's share pays for it. Until then
 // the tenant has no time of its own, and borrows none that others want. There is no bound, and
 // neither the end of a session nor a change of the policy clears a debt.

@@ -154,7 +154,7 @@ type stranger struct {
 	since time.Time
 }
 
-// strangerTime is how long a stranger stays. Whoever becomes a member has been known before.
+// strangerTime is how long a stranger stays. The daemon knows a session before it becomes a member.
 const strangerTime = 10 * time.Second
 
 // freeStrangers frees the members that known has not known for strangerTime. Of members with one process number each may be false: all of
