@@ -59,7 +59,7 @@ struct sl_rdma {
 	uint32_t rkey;
 
 	pthread_mutex_t lock;
-	struct sl_bell bell;
+	struct sl_cond cond;
 	bool waiting;		/* a thread sleeps in poll, or is about to */
 	bool armed;		/* the next completion makes an event */
 	bool hung;		/* the socket has ended */
@@ -356,7 +356,7 @@ static bool harvest(struct sl_rdma *r)
 	if (all) {
 		tell_if_due(r);
 		push(r);
-		sl_bell_ring(&r->bell);
+		sl_cond_broadcast(&r->cond);
 	}
 	return all;
 }
@@ -389,7 +389,7 @@ static bool await(struct sl_rdma *r, int64_t deadline)
 	if (left > NAP_MS)
 		left = NAP_MS;
 	if (r->waiting) {
-		sl_bell_wait(&r->bell, &r->lock, left);
+		sl_cond_wait(&r->cond, &r->lock, left);
 		return true;
 	}
 	r->waiting = true;
@@ -412,7 +412,7 @@ static bool await(struct sl_rdma *r, int64_t deadline)
 		harvest(r);
 	}
 	r->waiting = false;
-	sl_bell_ring(&r->bell);
+	sl_cond_broadcast(&r->cond);
 	return true;
 }
 
