@@ -79,9 +79,9 @@ type LastingStream struct {
 	put   atomic.Uint64 // bytes that Write has been given
 	taken atomic.Uint64 // bytes that Read2 has given
 
-	waits atomic.Int32  // writers that wait for room
-	more  chan struct{} // pusher has something to send
-	bell  int           // eventfd: there is another connection under the socket's number, see hangUp
+	waits  atomic.Int32  // writers that wait for room
+	more   chan struct{} // pusher has something to send
+	wakeup int           // eventfd: there is another connection under the socket's number, see hangUp
 
 	mu    sync.Mutex
 	cond  sync.Cond
@@ -105,11 +105,11 @@ func NewLastingStream(fd int, keepalive time.Duration) (*LastingStream, error) {
 	if err != nil {
 		return nil, fmt.Errorf("wire: memory of what was sent: %w", err)
 	}
-	bell, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	wakeup, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("wire: eventfd: %w", err), unix.Munmap(ring))
 	}
-	s := &LastingStream{sock: sock.(*socketStream), keepalive: keepalive, ring: ring, raw: make([]byte, rawBuffer), bell: bell}
+	s := &LastingStream{sock: sock.(*socketStream), keepalive: keepalive, ring: ring, raw: make([]byte, rawBuffer), wakeup: wakeup}
 	s.cond.L = &s.mu
 	s.more = make(chan struct{}, 1)
 	go s.pusher()
@@ -129,7 +129,7 @@ func (s *LastingStream) Close() error {
 	defer s.rmu.Unlock()
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
-	return errors.Join(unix.Munmap(s.ring), s.sock.Close(), unix.Close(s.bell))
+	return errors.Join(unix.Munmap(s.ring), s.sock.Close(), unix.Close(s.wakeup))
 }
 
 // end ends the stream for good; the first reason counts.
@@ -605,7 +605,7 @@ func (s *LastingStream) Attach(fd int, received uint64, newest bool, answer func
 	gap = boottime.Now() - s.lost
 	s.cond.Broadcast()
 	s.mu.Unlock()
-	_, _ = unix.Write(s.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	_, _ = unix.Write(s.wakeup, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	go s.push()
 	return gap, nil
 }
@@ -647,7 +647,7 @@ func (s *LastingStream) Watch(grace time.Duration, lost func(), back func(after 
 
 // hangUp returns when the connection is lost and everything that came over it has been read. A poll of the socket that its end has woken
 // looks up the number again: if Attach has been faster, it finds the new socket there, and goes on to wait for the old one.
-// So Attach rings the bell.
+// So Attach writes to wakeup.
 func (s *LastingStream) hangUp() error {
 	for {
 		s.mu.Lock()
@@ -661,12 +661,12 @@ func (s *LastingStream) hangUp() error {
 		case done:
 			return nil
 		}
-		p := []unix.PollFd{{Fd: int32(s.sock.fd), Events: unix.POLLRDHUP}, {Fd: int32(s.bell), Events: unix.POLLIN}}
+		p := []unix.PollFd{{Fd: int32(s.sock.fd), Events: unix.POLLRDHUP}, {Fd: int32(s.wakeup), Events: unix.POLLIN}}
 		if n, _ := unix.Poll(p, -1); n <= 0 {
 			continue
 		}
 		if p[1].Revents != 0 {
-			_, _ = unix.Read(s.bell, make([]byte, 8))
+			_, _ = unix.Read(s.wakeup, make([]byte, 8))
 			continue
 		}
 		// The executor may be busy, and the goodbye be behind frames that it has not read.
