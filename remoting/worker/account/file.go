@@ -12,7 +12,7 @@ package account
 //	header   0 magic  8 version  16 devices  24 slots used so far
 //	        32 cap[16]  160 peak[16]  288 others[16]
 //	       416 1 if the lease's debts are here  424 debt[16]  552 debited[16]
-//	       680 late[256], by slot: a bit for each device on which its session's work is late
+//	       680 overdue[256], by slot: a bit for each device on which its session has overdue work
 //	      2728 excused[16]  2856 span[16], of the debts
 //	slot     0 state  8 pid  16 start time  24 kind  32 client pid  40 opened
 //	        48 calls, waits, bytes in, bytes out, launches, errors, throttle
@@ -83,8 +83,8 @@ const (
 	atDebts   = 416 // package turns says what they are
 	atDebt    = atDebts + 8
 	atDebited = atDebt + 8*MaxDevices
-	atLate    = atDebited + 8*MaxDevices
-	atExcused = atLate + 8*MaxSlots
+	atOverdue = atDebited + 8*MaxDevices
+	atExcused = atOverdue + 8*MaxSlots
 	atSpan    = atExcused + 8*MaxDevices
 
 	slState  = 0
@@ -355,7 +355,7 @@ func (a *File) Claim(c Client, kind uint32, opened int64) (slot int, err error) 
 			for at := 8; at < slotSize; at += 8 {
 				a.slotWord(i, at).Store(0)
 			}
-			a.word(atLate + 8*i).Store(0)
+			a.word(atOverdue + 8*i).Store(0)
 			a.slotWord(i, slKind).Store(uint64(kind))
 			a.slotWord(i, slClient).Store(uint64(c.PID))
 			a.slotWord(i, slOpened).Store(uint64(opened))

@@ -97,7 +97,7 @@ type locked struct {
 	stragglers   []straggler
 	overdueAt    int64 // when the oldest overdue straggler became one; 0: none is overdue
 	overdueSince int64 // since when there has always been an overdue one,
-	late         int64 // and for how long of that others waited, ns
+	overdueTime  int64 // and for how long of that others waited, ns
 	chargedUntil int64 // until when the time of stragglers has been charged, ns
 	lostAt       int64 // when the last turn was lost
 	lostOverdue  bool  // the work that was in flight then is overdue

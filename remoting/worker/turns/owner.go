@@ -238,11 +238,11 @@ func (p *pages) read() []TenantCounters {
 			if since <= 0 || since >= now || !v.othersWant(i) {
 				continue
 			}
-			late := Late{int(uint32(p.member(k).owner.Load())), time.Duration(now - since)}
+			work := Overdue{int(uint32(p.member(k).owner.Load())), time.Duration(now - since)}
 			if cause, _ := p.causeOf(i, t.tenant(), since, now); cause == nobody {
-				c.Late = append(c.Late, late)
+				c.Overdue = append(c.Overdue, work)
 			} else {
-				c.Delayed = append(c.Delayed, late)
+				c.Delayed = append(c.Delayed, work)
 			}
 		}
 		all = append(all, c)
