@@ -170,9 +170,9 @@ func TestOwner(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 	change := lease.Change{Lease: "l1", Shares: []uint32{40, 0}, Policy: lease.Fixed, Beyond: true, By: 7}
-	wish := lease.ProbeRequest{UID: 7, Connections: 2, Encrypt: true, CertHashes: [][]byte{{1}, {2}}}
-	offers, err := c.Probe(ctx, "node02", wish)
-	expect(err, "probe", "node01", wish)
+	request := lease.ProbeRequest{UID: 7, Connections: 2, Encrypt: true, CertHashes: [][]byte{{1}, {2}}}
+	offers, err := c.Probe(ctx, "node02", request)
+	expect(err, "probe", "node01", request)
 	if len(offers) != 2 || offers[1].Ticket != [16]byte{2} {
 		t.Errorf("%+v", offers)
 	}

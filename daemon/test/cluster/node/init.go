@@ -163,7 +163,7 @@ func settle(set setup) error {
 type initProcess struct {
 	mu   sync.Mutex
 	out  *json.Encoder
-	here map[int]bool // started on the test's wish
+	here map[int]bool // started at the test's request
 }
 
 func (i *initProcess) send(r report) {
