@@ -57,7 +57,7 @@ static struct command read_command(void)
 	return c;
 }
 
-/* Tells slurmstepd whether the step may have a gres of its own. SPANK shows that to nobody; the daemon asks slurmctld. */
+/* Tells slurmstepd whether the step may have a gres of its own. SPANK does not show that; the daemon asks slurmctld. */
 static void tell_step(const struct command *c)
 {
 	const char *mem = sl_option_value(SL_RGPU_MEM);

@@ -7,8 +7,8 @@ package wire
 //	     each part. What the client has not said to have received stays in ring.
 //	     A small write with nothing before it is sent first and copied afterwards,
 //	     since the client may be waiting for it.
-//	in   read takes pieces apart. Whoever waits for room in ring reads ahead into
-//	     side meanwhile, since the client's word may be behind frames that the
+//	in   read takes pieces apart. A thread that waits for room in ring reads ahead
+//	     into side meanwhile, since the client's word may be behind frames that the
 //	     executor cannot take while it waits for the writer. So does Watch.
 //	cut  The first read or write that fails shuts the socket down, which ends all
 //	     others on it. Read2 and a Write without room then wait. Attach replaces

@@ -368,7 +368,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// Who connects and says nothing, or half of something, is closed in time.
+// A connection on which nothing comes, or half of a message, is closed in time.
 func TestHalfOpen(t *testing.T) {
 	t.Parallel()
 	addr := serve(t, &book{name: "gpu01"}, known(t, "gpu01", mungetest.Start(t, "k")), limit.New(limit.Bounds{}))
@@ -418,7 +418,7 @@ func TestProbeOfOlder(t *testing.T) {
 	if _, err := c.Inventory(ctx); err != nil {
 		t.Errorf("what it has: %v", err)
 	}
-	// Whoever is refused for another reason is told that one.
+	// A call that is refused for another reason returns that reason.
 	other := *c
 	other.version = "9.9"
 	other.c = refusing{c.c}

@@ -103,8 +103,7 @@ func (s *Session) enter() bool {
 
 func (s *Session) leave() { _ = s.file.setLock(unix.F_OFD_SETLK, unix.F_UNLCK, 0) }
 
-// bury frees what dead sessions hold that nobody has freed yet, because whoever
-// started them is gone too. It says whether there was any. Byte 0 is held.
+// bury frees what dead sessions still hold because the process that started them is gone too. It says whether there was any. Byte 0 is held.
 func (s *Session) bury() bool {
 	a, some := s.file, false
 	for i := range a.high() {

@@ -400,7 +400,7 @@ func TestLongKernels(t *testing.T) {
 	}
 }
 
-// Who wants to know is told of each phase once when it begins and once when it ends.
+// The set's Tell is called once when a phase begins and once when it ends.
 func TestTell(t *testing.T) {
 	clock := turns.Monotonic{}
 	f := &fake{clock: clock}
