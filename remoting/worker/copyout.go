@@ -139,10 +139,10 @@ func (o *outStaging) flush() {
 			held = 0
 		}
 		o.mu.Lock()
-		for o.waiting() && (held != 0 || o.owes(until)) {
+		for o.waiting() && (held != 0 || o.awaits(until)) {
 			o.cond.Wait()
 		}
-		over := held == 0 && !o.owes(until)
+		over := held == 0 && !o.awaits(until)
 		o.mu.Unlock()
 		if over {
 			return
