@@ -163,8 +163,8 @@ local function request(job)
   if item then return kind, count, (item:gsub("^%s*gres[:/]", "")) end
 end
 
--- wishes are the plug-in's options, as the job's record carries them.
-local function wishes(job)
+-- options reads the plug-in's options, as the job's record carries them.
+local function options(job)
   local out = {}
   local size = numeric(job, "spank_job_env_size") or 0
   local env = size > 0 and job.spank_job_env or {}
@@ -247,8 +247,8 @@ local function charge(percent, mem, gpu_mem)
   return whole * 100 + rest
 end
 
-local function pool_of(t, wish, standard)
-  local name = wish.POOL or standard
+local function pool_of(t, opts, standard)
+  local name = opts.POOL or standard
   local pool = t.pools[name]
   if not pool then refuse("--rgpu-pool=%s: no such pool; there are: %s", show(name), keys(t.pools)) end
   return name, pool
@@ -267,9 +267,9 @@ local function type_of(t, name, pool, kind)
   refuse("--gres=rgpu:%s: pool %s has no such type; it has: %s", show(kind), name, keys(pool.types))
 end
 
-local function check_wishes(wish)
+local function check_options(opts)
   for _, o in ipairs(OPTIONS) do
-    local v = wish[o.key]
+    local v = opts[o.key]
     local bad = v and (o.kind == "size" and not mebibytes(v) or o.kind == "time" and not seconds(v)
       or o.kind == "choice" and not o.choices[v] or o.kind == "flag" and v ~= "1")
     if bad then refuse("--%s=%s: want %s", o.name, show(v), o.want) end
@@ -277,8 +277,8 @@ local function check_wishes(wish)
 end
 
 -- fraction checks a request against what its pool has and gives the licences of one node.
-local function fraction(t, wish, standard, kind, count, item)
-  local name, pool = pool_of(t, wish, standard.pool)
+local function fraction(t, opts, standard, kind, count, item)
+  local name, pool = pool_of(t, opts, standard.pool)
   local of = type_of(t, name, pool, kind)
   local most = math.min(of.gpus, MAX_FRACTIONS) * 100
   local range = string.format("give 1 to %d percent of a GPU, as --gres=rgpu:%s50", most, kind ~= "" and kind .. ":" or "")
@@ -288,16 +288,16 @@ local function fraction(t, wish, standard, kind, count, item)
   if percent < 1 or percent > most then refuse("--gres=%s: %s", show(item), range) end
 
   local mem = standard.mem
-  if wish.MEM then mem = mebibytes(wish.MEM) end
+  if opts.MEM then mem = mebibytes(opts.MEM) end
   local least = math.max(of.least or 0, MIN_MIB)
   if mem and of.mem and mem > of.mem then
     refuse("%s of %d MiB: give --rgpu-mem of %dM to %dM, the memory of the smallest GPU of pool %s",
-      wish.MEM and "--rgpu-mem" or "the partition's memory", mem, least, of.mem, name)
+      opts.MEM and "--rgpu-mem" or "the partition's memory", mem, least, of.mem, name)
   end
   -- No GPU of the pool can ever hold such a fraction: the job would wait, and fail at its start.
   if mem and mem < least then
     refuse("%s of %d MiB: give --rgpu-mem of %dM or more, which a program's context needs on the GPUs of pool %s",
-      wish.MEM and "--rgpu-mem" or "the partition's memory", mem, least, name)
+      opts.MEM and "--rgpu-mem" or "the partition's memory", mem, least, name)
   end
   local part, enough = percent % 100, of.least_percent or 0
   if not mem and part > 0 and part < enough then
@@ -317,17 +317,17 @@ local function submit(job, parts)
   local taken = ours(text(job, "licenses"))[1]
   if taken then refuse("--licenses=%s is charged from --gres=rgpu:PERCENT; leave it out", show(taken)) end
   local kind, count, item = request(job)
-  local wish = wishes(job)
+  local opts = options(job)
   if not kind then
     -- No refusal: an sbatch inside of a job has inherited that job's options.
-    local name = wish.MEM and "mem" or wish.POOL and "pool" or wish.POLICY and "policy"
+    local name = opts.MEM and "mem" or opts.POOL and "pool" or opts.POLICY and "policy"
     return name and { string.format("--rgpu-%s asks for nothing without --gres=rgpu:PERCENT", name) }
   end
   local t = load_site()
   local notes, standard = {}, {}
-  check_wishes(wish)
+  check_options(opts)
   standard.pool, standard.mem = partition(t, text(job, "partition"), parts)
-  local f = fraction(t, wish, standard, kind, count, item)
+  local f = fraction(t, opts, standard, kind, count, item)
   local n = nodes(job, notes)
   local units, total = f.units * n, f.of.gpus * 100
   if units > total then

@@ -48,7 +48,7 @@ local PARTS = { main = { flag_default = 1 }, small = { flag_default = 0 }, big =
 local function job(fields)
   local jd = { min_nodes = NO_VAL, max_nodes = NO_VAL, num_tasks = NO_VAL, ntasks_per_node = NO_VAL16, spank_job_env_size = 0 }
   for k, v in pairs(fields) do
-    if k == "wish" then
+    if k == "options" then
       jd.spank_job_env, jd.spank_job_env_size = {}, #v
       for i, e in ipairs(v) do jd.spank_job_env[i - 1] = e end
     else
@@ -69,7 +69,7 @@ end
 -- accepted: the licences and the number of nodes that a request comes to.
 local function accepted(fields, licenses, nodes, note)
   local rc, jd, text = apply(fields)
-  local name = (fields.tres_per_node or "-") .. " " .. tostring(fields.min_nodes) .. " " .. (fields.wish and fields.wish[1] or "")
+  local name = (fields.tres_per_node or "-") .. " " .. tostring(fields.min_nodes) .. " " .. (fields.options and fields.options[1] or "")
   check(rc == 0, "%s: refused: %s", name, text)
   check(jd.licenses == licenses, "%s: licences %s, want %s", name, tostring(jd.licenses), tostring(licenses))
   check(jd.min_nodes == (nodes or NO_VAL) and jd.max_nodes == (nodes or NO_VAL), "%s: nodes %s-%s, want %s",
@@ -96,8 +96,8 @@ accepted({ tres_per_node = "gres:gpu:h100:2,gres:shard:4" }, nil)
 accepted({ tres_per_node = "gres:gpu:rgpu:2" }, nil) -- a type of gpu
 accepted({ tres_per_job = "gres:gpu:4", tres_per_task = "cpu:1,gres/gpu=1" }, nil)
 accepted({ partition = "nosuch" }, nil)
-accepted({ wish = { "OTHER=1", "RGPU_REPORT=1" } }, nil)
-accepted({ wish = { "RGPU_SPREAD=1" } }, nil)
+accepted({ options = { "OTHER=1", "RGPU_REPORT=1" } }, nil)
+accepted({ options = { "RGPU_SPREAD=1" } }, nil)
 
 -- Each release's spelling.
 for _, prefix in ipairs({ "", "gres:", "gres/" }) do
@@ -111,7 +111,7 @@ accepted({ gres = "gres:rgpu:50" }, "rgpu:50", 1)
 accepted({ tres_per_node = "rgpu:a100:100" }, "rgpu:100", 1) -- a type without a licence of its own
 accepted({ tres_per_node = "rgpu:800" }, "rgpu:800", 1)
 accepted({ tres_per_node = "rgpu:1" }, "rgpu:1", 1)
-accepted({ tres_per_node = "rgpu:1k", wish = { "RGPU_POOL=big" } }, "rgpu_big:1024", 1)
+accepted({ tres_per_node = "rgpu:1k", options = { "RGPU_POOL=big" } }, "rgpu_big:1024", 1)
 
 -- Counts.
 for _, bad in ipairs({ "rgpu:0", "rgpu:801", "rgpu:4294967295", "rgpu:4294967297", "rgpu:18446744073709551617",
@@ -132,9 +132,9 @@ refused({ tres_per_node = "gres:rgpu:50,gres:rgpu:60" }, "once")
 refused({ tres_per_node = "gres:rgpu:h200:50,gres:rgpu:a100:20" }, "once")
 refused({ tres_per_node = "gres:rgpu:50,gres:rgpu:0" }, "once")
 -- 16 fractions on a node, however many GPUs there are.
-refused({ tres_per_node = "gres:rgpu:1700", wish = { "RGPU_POOL=big" } }, "give 1 to 1600 percent of a GPU, as --gres=rgpu:50")
-refused({ tres_per_node = "gres:rgpu:1601", wish = { "RGPU_POOL=big" } }, "1 to 1600")
-accepted({ tres_per_node = "gres:rgpu:1600", wish = { "RGPU_POOL=big" } }, "rgpu_big:1600", 1)
+refused({ tres_per_node = "gres:rgpu:1700", options = { "RGPU_POOL=big" } }, "give 1 to 1600 percent of a GPU, as --gres=rgpu:50")
+refused({ tres_per_node = "gres:rgpu:1601", options = { "RGPU_POOL=big" } }, "1 to 1600")
+accepted({ tres_per_node = "gres:rgpu:1600", options = { "RGPU_POOL=big" } }, "rgpu_big:1600", 1)
 
 -- Requests that are not for a node.
 refused({ tres_per_job = "gres:rgpu:50" }, "is for a node", "--gres=rgpu:PERCENT")
@@ -176,26 +176,26 @@ accepted({ tres_per_node = "gres/rgpu:50", het_job_offset = 0 }, "rgpu:50", 1)
 accepted({ tres_per_node = "gres/rgpu:50", het_job_offset = NO_VAL }, "rgpu:50", 1)
 accepted({ tres_per_node = "gres/rgpu:50", het_job_offset = 1 }, "rgpu:50", 1, "in the first component")
 
--- Wishes: memory is charged where it is more than the compute, for the smallest GPU.
-local function wish(...) return half({ wish = { ... } }) end
-accepted(wish("RGPU_MEM=20G"), "rgpu:50", 1)
-accepted(wish("RGPU_MEM=60000M"), "rgpu:75", 1, "60000 MiB of a GPU's 80000 cost 75 units")
-accepted(wish("RGPU_MEM=40001m"), "rgpu:51", 1, "51 units")
-accepted(wish("RGPU_MEM=80000M"), "rgpu:100", 1, "100 units")
-accepted({ tres_per_node = "rgpu:h200:50", wish = { "RGPU_MEM=100000M" } }, "rgpu:72,rgpu_h200:72", 1, "72 units")
-accepted({ tres_per_node = "rgpu:250", wish = { "RGPU_MEM=60000M" } }, "rgpu:275", 1, "275 units")
-accepted({ tres_per_node = "rgpu:200", wish = { "RGPU_MEM=1G" } }, "rgpu:200", 1)
-accepted({ tres_per_node = "rgpu:50", wish = { "RGPU_POOL=new", "RGPU_MEM=900G" } }, "rgpu_new:50", 1) -- memory not known
-refused(wish("RGPU_MEM=80001M"), "2M to 80000M", "pool default")
-refused(wish("RGPU_MEM="), "--rgpu-mem")
-accepted(wish("RGPU_POLICY=equal", "RGPU_SPREAD=1", "RGPU_REPORT=1"), "rgpu:50", 1)
-accepted(wish("RGPU_POLICY=fixed-lend"), "rgpu:50", 1)
-refused(wish("RGPU_POLICY=all"), "one of best-effort, equal, equal-lend, fixed, fixed-lend")
-refused(wish("RGPU_SPREAD=yes"), "--rgpu-spread=yes: want no value")
-accepted(wish("RGPU_POOL=new"), "rgpu_new:50", 1)
-refused(wish("RGPU_POOL=nosuch"), "no such pool", "big, default, new")
-refused(wish("RGPU_POOL=%s%n\27[31m"), "%s%n?[31m")
-refused(wish("RGPU_MEM=1G", "RGPU_MEM=70G"), "twice")
+-- Options: memory is charged where it is more than the compute, for the smallest GPU.
+local function asks(...) return half({ options = { ... } }) end
+accepted(asks("RGPU_MEM=20G"), "rgpu:50", 1)
+accepted(asks("RGPU_MEM=60000M"), "rgpu:75", 1, "60000 MiB of a GPU's 80000 cost 75 units")
+accepted(asks("RGPU_MEM=40001m"), "rgpu:51", 1, "51 units")
+accepted(asks("RGPU_MEM=80000M"), "rgpu:100", 1, "100 units")
+accepted({ tres_per_node = "rgpu:h200:50", options = { "RGPU_MEM=100000M" } }, "rgpu:72,rgpu_h200:72", 1, "72 units")
+accepted({ tres_per_node = "rgpu:250", options = { "RGPU_MEM=60000M" } }, "rgpu:275", 1, "275 units")
+accepted({ tres_per_node = "rgpu:200", options = { "RGPU_MEM=1G" } }, "rgpu:200", 1)
+accepted({ tres_per_node = "rgpu:50", options = { "RGPU_POOL=new", "RGPU_MEM=900G" } }, "rgpu_new:50", 1) -- memory not known
+refused(asks("RGPU_MEM=80001M"), "2M to 80000M", "pool default")
+refused(asks("RGPU_MEM="), "--rgpu-mem")
+accepted(asks("RGPU_POLICY=equal", "RGPU_SPREAD=1", "RGPU_REPORT=1"), "rgpu:50", 1)
+accepted(asks("RGPU_POLICY=fixed-lend"), "rgpu:50", 1)
+refused(asks("RGPU_POLICY=all"), "one of best-effort, equal, equal-lend, fixed, fixed-lend")
+refused(asks("RGPU_SPREAD=yes"), "--rgpu-spread=yes: want no value")
+accepted(asks("RGPU_POOL=new"), "rgpu_new:50", 1)
+refused(asks("RGPU_POOL=nosuch"), "no such pool", "big, default, new")
+refused(asks("RGPU_POOL=%s%n\27[31m"), "%s%n?[31m")
+refused(asks("RGPU_MEM=1G", "RGPU_MEM=70G"), "twice")
 
 -- The tables of cases that the other languages are held to as well.
 local function each(name, f)
@@ -214,7 +214,7 @@ local function one_gpu(mem, gpus)
 end
 one_gpu(80000, 1)
 each("times.txt", function(value, want)
-  local request = { tres_per_node = "rgpu:50", wish = { "RGPU_GRACE=" .. value } }
+  local request = { tres_per_node = "rgpu:50", options = { "RGPU_GRACE=" .. value } }
   if want == "-" then
     refused(request, "--rgpu-grace=", "0, or a whole number with s, m or h behind it up to 24h, as 30m")
   else
@@ -224,20 +224,20 @@ end)
 one_gpu(16777216, 1)
 each("sizes.txt", function(value, want)
   if want == "-" then
-    refused({ tres_per_node = "rgpu:1", wish = { "RGPU_MEM=" .. value } }, "--rgpu-mem=", "from 2M to 16T, as 20G")
+    refused({ tres_per_node = "rgpu:1", options = { "RGPU_MEM=" .. value } }, "--rgpu-mem=", "from 2M to 16T, as 20G")
   else
     -- Of a GPU with exactly so much memory, that much is all; of one with one MiB less it is too much.
     one_gpu(want, 1)
-    local rc, jd, text = apply({ tres_per_node = "rgpu:1", wish = { "RGPU_MEM=" .. value } })
+    local rc, jd, text = apply({ tres_per_node = "rgpu:1", options = { "RGPU_MEM=" .. value } })
     check(rc == 0 and jd.licenses == "rgpu:100", "%s: %s %s", value, tostring(jd.licenses), text)
     one_gpu(tonumber(want) - 1, 1)
-    refused({ tres_per_node = "rgpu:1", wish = { "RGPU_MEM=" .. value } }, "give --rgpu-mem of 2M to")
+    refused({ tres_per_node = "rgpu:1", options = { "RGPU_MEM=" .. value } }, "give --rgpu-mem of 2M to")
   end
 end)
 each("charges.txt", function(value, want)
   local percent, mem, gpu = value:match("^(%d+) (%d+) (%d+)$")
   one_gpu(gpu, 16)
-  local rc, jd, text = apply({ tres_per_node = "rgpu:" .. percent, wish = { "RGPU_MEM=" .. mem .. "M" } })
+  local rc, jd, text = apply({ tres_per_node = "rgpu:" .. percent, options = { "RGPU_MEM=" .. mem .. "M" } })
   check(rc == 0 and jd.licenses == "rgpu:" .. want, "%s: %s, want %s; %s", value, tostring(jd.licenses), want, text)
 end)
 one_gpu(80000, 16)
@@ -257,8 +257,8 @@ each("licences.txt", function(value, want)
 end)
 write(SITE)
 
-accepted({ wish = { "RGPU_MEM=1G" } }, nil, nil, "asks for nothing without --gres=rgpu:PERCENT")
-accepted({ wish = { "RGPU_POOL=new", "RGPU_REPORT=1" } }, nil, nil, "--rgpu-pool")
+accepted({ options = { "RGPU_MEM=1G" } }, nil, nil, "asks for nothing without --gres=rgpu:PERCENT")
+accepted({ options = { "RGPU_POOL=new", "RGPU_REPORT=1" } }, nil, nil, "--rgpu-pool")
 
 -- What no GPU can hold for a program's context: the pool's bound, and the type's own.
 write((SITE:gsub("mem = 80000, types", "mem = 80000, least = 502, least_percent = 2, types"):gsub("gpus = 4, mem = 140000", "gpus = 4, mem = 140000, least = 700, least_percent = 3")))
@@ -266,18 +266,18 @@ refused({ tres_per_node = "rgpu:1" }, "give 2 percent or more, or --rgpu-mem of 
 refused({ tres_per_node = "rgpu:101" }, "1 percent has less memory")
 accepted({ tres_per_node = "rgpu:2" }, "rgpu:2", 1)
 accepted({ tres_per_node = "rgpu:100" }, "rgpu:100", 1)
-accepted({ tres_per_node = "rgpu:1", wish = { "RGPU_MEM=502M" } }, "rgpu:1", 1)
-refused({ tres_per_node = "rgpu:50", wish = { "RGPU_MEM=501M" } }, "--rgpu-mem of 501 MiB: give --rgpu-mem of 502M or more")
-refused({ tres_per_node = "rgpu:50", wish = { "RGPU_MEM=90000M" } }, "give --rgpu-mem of 502M to 80000M")
+accepted({ tres_per_node = "rgpu:1", options = { "RGPU_MEM=502M" } }, "rgpu:1", 1)
+refused({ tres_per_node = "rgpu:50", options = { "RGPU_MEM=501M" } }, "--rgpu-mem of 501 MiB: give --rgpu-mem of 502M or more")
+refused({ tres_per_node = "rgpu:50", options = { "RGPU_MEM=90000M" } }, "give --rgpu-mem of 502M to 80000M")
 refused({ tres_per_node = "rgpu:h200:2" }, "give 3 percent or more")
-refused({ tres_per_node = "rgpu:h200:50", wish = { "RGPU_MEM=600M" } }, "700M or more")
+refused({ tres_per_node = "rgpu:h200:50", options = { "RGPU_MEM=600M" } }, "700M or more")
 write(SITE)
 
 -- Partitions: the job's, or the default one; several must agree.
 accepted(half({ partition = "big" }), "rgpu_big:50", 1)
-accepted(half({ partition = "big", wish = { "RGPU_POOL=default" } }), "rgpu:50", 1)
+accepted(half({ partition = "big", options = { "RGPU_POOL=default" } }), "rgpu:50", 1)
 accepted({ tres_per_node = "rgpu:10", partition = "small" }, "rgpu:25", 1, "25 units")
-accepted({ tres_per_node = "rgpu:10", partition = "small", wish = { "RGPU_MEM=1G" } }, "rgpu:10", 1)
+accepted({ tres_per_node = "rgpu:10", partition = "small", options = { "RGPU_MEM=1G" } }, "rgpu:10", 1)
 accepted(half({ partition = "main,elsewhere" }), "rgpu:50", 1)
 refused(half({ partition = "main,big" }), "name one partition")
 refused(half({ partition = "main,small" }), "name one partition")
@@ -366,7 +366,7 @@ for _, c in ipairs({ " ", ":", ",", "0", "=", "a", "rgpu", "a,", "|", "expand:" 
     fields[field] = (field:find("tres") and "rgpu:1" or "x") .. long .. "x"
     quick(field .. " of " .. c, fields)
   end
-  quick("option of " .. c, half({ wish = { "RGPU_MEM=" .. long .. "x", "RGPU_POOL=" .. long } }))
+  quick("option of " .. c, half({ options = { "RGPU_MEM=" .. long .. "x", "RGPU_POOL=" .. long } }))
 end
 refused({ tres_per_node = "rgpu:50" .. (" "):rep(200000) }, "too long")
 quick("many options", half({ spank_job_env = {}, spank_job_env_size = 1e9 }))

@@ -30,7 +30,7 @@ static void drop_overridden(void)
 	}
 }
 
-/* What is looked for on srun's command line. It finds too much if the program, whose words follow, has such options. */
+/* Which options srun's command line has. Arguments of the program, which follow there, may be mistaken for them. */
 struct command {
 	bool gres;  /* --gres, --tres-per-task=gres/... */
 	bool jobid; /* --jobid, or as much of it as means nothing else */
@@ -57,7 +57,7 @@ static struct command read_command(void)
 	return c;
 }
 
-/* Tells slurmstepd whether the step may have a gres of its own. SPANK shows that to nobody; the daemon asks slurmctld. */
+/* Tells slurmstepd whether the step may have a gres of its own. SPANK does not show that; the daemon asks slurmctld. */
 static void tell_step(const struct command *c)
 {
 	const char *mem = sl_option_value(SL_RGPU_MEM);

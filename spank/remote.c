@@ -87,7 +87,7 @@ static bool apply(spank_t sp, const struct sl_change *c)
 }
 
 /*
- * What is set here also reaches the jobs that are submitted within this one. They may ask
+ * Jobs that are submitted within this one inherit what is set here. They may ask
  * for no GPU, or for a real one, and must not find our driver. So a record of the changes,
  * with '|' for their newlines, goes along and is undone first. Each change costs a walk
  * through the environment: an invented record without a limit would keep slurmstepd busy

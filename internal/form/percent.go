@@ -48,7 +48,7 @@ func ParsePercents(s string) ([]uint32, error) {
 	return out, nil
 }
 
-// TooMany refuses a lease of so many fractions.
+// TooMany is the error for a lease of n fractions.
 func TooMany(n int) error {
 	return fmt.Errorf("%d fractions: a lease has 1 to %d, each on a GPU of its own; ask for fewer, or for larger ones", n, MaxDevices)
 }

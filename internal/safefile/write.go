@@ -221,7 +221,7 @@ func (p *Pending) CommitNew() error {
 		return nil
 	})
 	if err != nil && p.committed {
-		// Whoever is told of the error tries again, which must not find the name taken.
+		// The caller sees the error and may try again; the name must be free then.
 		p.committed = false
 		_ = unix.Unlinkat(int(p.to.Fd()), p.name, 0)
 	}

@@ -124,7 +124,7 @@ func TestNoRequest(t *testing.T) {
 	})
 }
 
-// Who asks and cannot be served does not start, and reads why.
+// A container whose request cannot be served does not start, and its output says why.
 func TestRefused(t *testing.T) {
 	other := strings.Repeat("cd", 16)
 	for name, c := range map[string]struct {

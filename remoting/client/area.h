@@ -24,8 +24,8 @@ struct sl_area_use {
 };
 
 /*
- * Has kernels of the current context reach [p, p+n): with memfd, the file that is mapped there, the memory itself, and else
- * its like. NOT_SUPPORTED, logged, if that cannot be: then nothing is held.
+ * Has kernels of the current context reach [p, p+n): with memfd, the file that is mapped there, the
+ * memory itself; without one a copy of it in the worker. NOT_SUPPORTED, logged, if that cannot be: then nothing is held.
  * Waits for the worker: the caller holds no lock that a host function may need.
  */
 CUresult sl_area_hold(uint64_t p, size_t n, int memfd, struct sl_area_use *u);

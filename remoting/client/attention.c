@@ -42,42 +42,42 @@ bool sl_attend(int64_t *again, uint32_t us)
 	return true;
 }
 
-void sl_owe(struct sl_owing *o, int threads)
+void sl_waiters_add(struct sl_waiters *w, int threads)
 {
-	int64_t answered = __atomic_load_n(&o->answered, __ATOMIC_RELAXED), linger, gap;
+	int64_t answered = __atomic_load_n(&w->answered, __ATOMIC_RELAXED), linger, gap;
 
-	__atomic_fetch_add(&o->threads, (uint32_t)threads, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&w->threads, (uint32_t)threads, __ATOMIC_RELAXED);
 	if (threads <= 0 || !answered)
 		return;
 	/* Twice the gap that there was, or half of what was right for earlier ones. */
 	gap = sl_now_ns() - answered;
-	linger = __atomic_load_n(&o->linger, __ATOMIC_RELAXED) / 2;
+	linger = __atomic_load_n(&w->linger, __ATOMIC_RELAXED) / 2;
 	if (gap <= LINGER_NS)
 		linger = 2 * gap < LINGER_NS ? 2 * gap : LINGER_NS;
-	__atomic_store_n(&o->linger, linger, __ATOMIC_RELAXED);
+	__atomic_store_n(&w->linger, linger, __ATOMIC_RELAXED);
 }
 
-void sl_answered(struct sl_owing *o)
+void sl_answered(struct sl_waiters *w)
 {
-	__atomic_store_n(&o->answered, sl_now_ns(), __ATOMIC_RELAXED);
+	__atomic_store_n(&w->answered, sl_now_ns(), __ATOMIC_RELAXED);
 }
 
 /* Whether a thread waits for an answer, or is likely to soon. The time begins anew while none waits. */
-static bool owing(int64_t *since, int64_t now, const struct sl_owing *o)
+static bool awaited(int64_t *since, int64_t now, const struct sl_waiters *w)
 {
-	if (!o || __atomic_load_n(&o->threads, __ATOMIC_RELAXED))
+	if (!w || __atomic_load_n(&w->threads, __ATOMIC_RELAXED))
 		return now - *since < LOOK_NS;
 	*since = now;
-	return now - __atomic_load_n(&o->answered, __ATOMIC_RELAXED) < __atomic_load_n(&o->linger, __ATOMIC_RELAXED);
+	return now - __atomic_load_n(&w->answered, __ATOMIC_RELAXED) < __atomic_load_n(&w->linger, __ATOMIC_RELAXED);
 }
 
-bool sl_look(int64_t *since, const struct sl_owing *o)
+bool sl_look(int64_t *since, const struct sl_waiters *w)
 {
 	int64_t now = sl_now_ns();
 
 	if (!*since)
 		*since = now;
-	if (now >= __atomic_load_n(&until, __ATOMIC_RELAXED) && (sl_processors() < SPARE || !owing(since, now, o)))
+	if (now >= __atomic_load_n(&until, __ATOMIC_RELAXED) && (sl_processors() < SPARE || !awaited(since, now, w)))
 		return false;
 	for (int i = 0; i < 4; i++)
 		__builtin_ia32_pause();

@@ -29,21 +29,21 @@ bool sl_attend(int64_t *again, uint32_t us);
  * have to be woken by the next answer, which costs the program 15 us (seen there). The time between an answer and the
  * next such call is learned; beyond a millisecond a receiver sleeps. Zeroed memory is a session that has not begun.
  */
-struct sl_owing {
+struct sl_waiters {
 	uint32_t threads;	/* that wait for a reply or an event of this session */
 	int64_t answered;	/* ns, when the last of them had its answer */
 	int64_t linger;		/* ns, how long to look for the next one */
 };
 
-/* So many threads more wait for an answer, fewer if negative. */
-void sl_owe(struct sl_owing *o, int threads);
+/* Adds to the number of threads that wait for an answer; a negative number subtracts. */
+void sl_waiters_add(struct sl_waiters *w, int threads);
 /* The receiver has had an answer. */
-void sl_answered(struct sl_owing *o);
+void sl_answered(struct sl_waiters *w);
 
 /*
- * Pauses for a moment and returns true as long as it pays to poll again. *since is 0 when a wait begins. o is NULL
+ * Pauses for a moment and returns true as long as it pays to poll again. *since is 0 when a wait begins. w is NULL
  * for a thread that waits for an answer itself.
  */
-bool sl_look(int64_t *since, const struct sl_owing *o);
+bool sl_look(int64_t *since, const struct sl_waiters *w);
 
 #endif

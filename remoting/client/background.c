@@ -31,7 +31,7 @@ static _Atomic unsigned stops;
 /* Waits until the thread has done something. Called with order held, which it gives up meanwhile. */
 static void wait_moved(struct sl_peer *t)
 {
-	sl_bell_wait(&t->background.moved, &t->order, -1);
+	sl_cond_wait(&t->background.moved, &t->order, -1);
 }
 
 static void add(struct sl_background *g, struct sl_kept *k)
@@ -41,7 +41,7 @@ static void add(struct sl_background *g, struct sl_kept *k)
 	else
 		g->first = k;
 	g->last = k;
-	sl_bell_ring(&g->work);
+	sl_cond_broadcast(&g->work);
 }
 
 /* ---- the thread ---- */
@@ -51,7 +51,7 @@ static void close_up(struct sl_peer *t)
 {
 	__atomic_store_n(&t->background.open, false, __ATOMIC_RELEASE);
 	sl_bulk_release(t);
-	sl_bell_ring(&t->background.moved);
+	sl_cond_broadcast(&t->background.moved);
 }
 
 static void send_copy(struct sl_peer *t, const struct sl_copy_in *c)
@@ -86,7 +86,7 @@ static void *run(void *arg)
 
 		if (!k) {
 			close_up(t);
-			sl_bell_wait(&g->work, &t->order, -1);
+			sl_cond_wait(&g->work, &t->order, -1);
 			continue;
 		}
 		g->first = k->next;
@@ -99,9 +99,9 @@ static void *run(void *arg)
 			sl_send_kept(t, k->data, k->n);
 		}
 		free(k);
-		sl_bell_ring(&g->moved);
+		sl_cond_broadcast(&g->moved);
 	}
-	/* Who waits finds that the session has ended. */
+	/* Threads that wait find that the session has ended. */
 	for (struct sl_kept *k = g->first, *next; k; k = next) {
 		next = k->next;
 		free(k);

@@ -35,7 +35,7 @@ struct sl_background {
 	const struct sl_copy_in *now; /* being sent */
 	size_t frames, copies;	/* bytes that are kept; bytes of copies that have not been sent */
 	uint64_t taken, sent;	/* copies; read without the lock, too */
-	struct sl_bell work, moved; /* there is something to do; something was done */
+	struct sl_cond work, moved; /* there is something to do; something was done */
 };
 
 /* Takes a copy over, or returns false: the caller sends it. Waits while too many bytes of earlier copies have not been sent. */

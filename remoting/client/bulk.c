@@ -98,10 +98,10 @@ static bool join(struct sl_bulk_line *l)
 		return false;
 	}
 	pthread_mutex_lock(&b->lock);
-	/* Who ends the session says so first, and then shuts down what is up. */
+	/* The thread that ends the session first marks it ended, and then shuts down the lines that are up. */
 	l->up = !sl_ended();
 	b->up[l->direction] += l->up;
-	sl_bell_ring(&b->change);
+	sl_cond_broadcast(&b->change);
 	pthread_mutex_unlock(&b->lock);
 	return l->up;
 }
@@ -114,7 +114,7 @@ void sl_bulk_down(struct sl_bulk_line *l)
 		return;
 	l->up = false;
 	b->up[l->direction]--;
-	sl_bell_ring(&b->change);
+	sl_cond_broadcast(&b->change);
 }
 
 static void leave(struct sl_bulk_line *l, bool failed)
@@ -264,8 +264,8 @@ void sl_bulk_end(struct sl_peer *t)
 		for (unsigned i = 0; i < SL_MAX_BULK; i++)
 			if (b->line[d][i].up)
 				shutdown(b->line[d][i].c.fd, SHUT_RDWR);
-	sl_bell_ring(&b->work);
-	sl_bell_ring(&b->change);
+	sl_cond_broadcast(&b->work);
+	sl_cond_broadcast(&b->change);
 	pthread_mutex_unlock(&b->lock);
 }
 

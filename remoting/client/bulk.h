@@ -52,7 +52,7 @@ struct sl_bulk {
 	struct sl_bulk_job *job;
 	bool reserved;		/* for copies in the background */
 	uint64_t number;	/* of the last part */
-	struct sl_bell work, change; /* there may be something to send; something else has changed */
+	struct sl_cond work, change; /* there may be something to send; something else has changed */
 
 	/* bulkdown.c; atomic */
 	uint32_t wrote;		/* futex: frames that the receiver has written to the program's memory */

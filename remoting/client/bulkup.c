@@ -83,7 +83,7 @@ static enum step next(struct sl_bulk_line *l, unsigned n, struct part *p)
 		left = until - sl_now_ms();
 		if (n || left <= 0)
 			break;
-		sl_bell_wait(&b->work, &b->lock, left);
+		sl_cond_wait(&b->work, &b->lock, left);
 	}
 	if (what == END)
 		sl_bulk_down(l);
@@ -100,7 +100,7 @@ static void give(struct sl_bulk *b, const struct part *p, unsigned n)
 		j->done[j->ndone++] = p[i];
 		j->out--;
 	}
-	sl_bell_ring(&b->change);
+	sl_cond_broadcast(&b->change);
 }
 
 static bool send_part(struct sl_bulk_line *l, struct part *p)
@@ -269,11 +269,11 @@ static CUresult send_all(struct sl_bulk *b, struct sl_bulk_job *j, const struct 
 		if (!n && all)
 			return err;
 		if (!n) {
-			sl_bell_wait(&b->change, &b->lock, -1);
+			sl_cond_wait(&b->change, &b->lock, -1);
 			continue;
 		}
 		if (had >= ROOM)
-			sl_bell_ring(&b->work);
+			sl_cond_broadcast(&b->work);
 		pthread_mutex_unlock(&b->lock);
 		for (unsigned i = 0; i < n && !err; i++)
 			err = send_frame(w, &part[i], all && i + 1 == n && w->c->blocking);
@@ -293,7 +293,7 @@ bool sl_bulk_upload(const struct sl_copy_in *c, sl_bulk_plain *plain, void *arg,
 	mine = b->up[SL_BULK_TO_WORKER] && !b->job && (!b->reserved || sl_tls()->unkept);
 	if (mine) {
 		b->job = &j;
-		sl_bell_ring(&b->work);
+		sl_cond_broadcast(&b->work);
 		*err = send_all(b, &j, &(struct way){ c, plain, arg });
 		b->job = NULL;
 	}

@@ -1,6 +1,6 @@
 /*
- * See compress.h. A block begins where the last one ended and goes on until it needs one word too many for its table: so
- * blocks end where a channel of an image does. Where that is soon, the bytes are plain, and the next attempt is made further on.
+ * See compress.h. A block begins where the last one ended and goes on until a word finds its table full.
+ * So blocks end where a channel of an image does. Where a table fills up soon, some bytes are sent plain, and the next attempt begins behind them.
  */
 #include "compress.h"
 #include "wire.h"

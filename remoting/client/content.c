@@ -143,7 +143,7 @@ static void hash_next(struct sl_content *k)
 	k->hashing--;
 	k->piece[i % SL_CONTENT_AHEAD] = piece;
 	k->done[i % SL_CONTENT_AHEAD] = true;
-	sl_bell_ring(&k->change);
+	sl_cond_broadcast(&k->change);
 }
 
 static void *run(void *arg)
@@ -158,7 +158,7 @@ static void *run(void *arg)
 			hash_next(k);
 			until = sl_now_ms() + IDLE_MS;
 		} else {
-			sl_bell_wait(&k->work, &k->lock, IDLE_MS);
+			sl_cond_wait(&k->work, &k->lock, IDLE_MS);
 		}
 	}
 	k->threads--;
@@ -187,7 +187,7 @@ static void hash_ahead(struct sl_content_way *w, size_t i)
 			break;
 		k->threads++;
 	}
-	sl_bell_ring(&k->work);
+	sl_cond_broadcast(&k->work);
 }
 
 /* Notes in asked what piece i and those behind it are, as far as they have been hashed, and returns how many these are. Waits for the first. */
@@ -202,7 +202,7 @@ static unsigned collect(struct sl_content_way *w, size_t i)
 		if (k->next < k->end)
 			hash_next(k);
 		else
-			sl_bell_wait(&k->change, &k->lock, -1);
+			sl_cond_wait(&k->change, &k->lock, -1);
 	}
 	for (; n < SL_MAX_CONTENT_FIND && i + n < k->end && k->done[(i + n) % SL_CONTENT_AHEAD]; n++)
 		k->asked[n] = k->piece[(i + n) % SL_CONTENT_AHEAD];
@@ -215,7 +215,7 @@ static void stop_hashing(struct sl_content *k)
 {
 	k->next = k->end = 0;
 	while (k->hashing)
-		sl_bell_wait(&k->change, &k->lock, -1);
+		sl_cond_wait(&k->change, &k->lock, -1);
 }
 
 /* Hashes piece i here. False: that is slower than to send it. */

@@ -63,7 +63,7 @@ struct sl_content {
 	struct wire_content_piece piece[SL_CONTENT_AHEAD]; /* by their number modulo SL_CONTENT_AHEAD, once done */
 	bool done[SL_CONTENT_AHEAD];
 	unsigned threads;
-	struct sl_bell work, change; /* there may be a piece to hash; one has been hashed */
+	struct sl_cond work, change; /* there may be a piece to hash; one has been hashed */
 };
 
 /* What SLUICE_CONTENT and the worker's release allow a session whose frames go over a socket, or NULL. */

@@ -48,7 +48,7 @@ struct sl_thread {
 	bool in_function; /* runs a host function of the program's, which may not call CUDA */
 	bool unkept;	 /* what it sends is not kept behind copies (background.h) */
 	bool in_errlog;	 /* within a callback of cuLogsRegisterCallback */
-	bool errlog_untold; /* it has logged lines from errlog_from on that the callbacks have not been told */
+	bool errlog_pending; /* it has logged lines from errlog_from on that the callbacks have not been given */
 	unsigned int errlog_from;
 	bool no_mark;	 /* calls that name a stream but put no work into it */
 	bool waited;	 /* since the last call returned: waits.h */

@@ -66,9 +66,9 @@ static void put(const char *fmt, va_list ap)
 	vsnprintf(l.text + l.prefix, LINE_MAX - l.prefix, fmt, ap);
 	l.n = (unsigned)strlen(l.text);
 	pthread_mutex_lock(&lock);
-	if (!t->errlog_untold)
+	if (!t->errlog_pending)
 		t->errlog_from = next;
-	t->errlog_untold = true;
+	t->errlog_pending = true;
 	lines[next++ % LINES] = l;
 	pthread_mutex_unlock(&lock);
 }
@@ -81,7 +81,7 @@ static void tell(void)
 	struct line l;
 	bool mine = true;
 
-	if (!t->errlog_untold || t->in_errlog)
+	if (!t->errlog_pending || t->in_errlog)
 		return;
 	t->in_errlog = true;
 	while (mine) {
@@ -92,7 +92,7 @@ static void tell(void)
 		while (t->errlog_from < next && lines[t->errlog_from % LINES].tid != t->tid)
 			t->errlog_from++;
 		mine = t->errlog_from < next;
-		t->errlog_untold = mine;
+		t->errlog_pending = mine;
 		if (mine)
 			l = lines[t->errlog_from++ % LINES];
 		pthread_mutex_unlock(&lock);

@@ -20,31 +20,31 @@ static inline void sl_futex_wake(uint32_t *w)
 	syscall(SYS_futex, w, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* What threads wait for that hold a lock: a condition variable. Its fields are that lock's. */
-struct sl_bell {
-	uint32_t rung;	/* futex */
-	unsigned waits;	/* threads */
+/* A condition variable. Its fields belong to the lock that its callers hold. */
+struct sl_cond {
+	uint32_t broadcasts;	/* futex */
+	unsigned waits;		/* threads */
 };
 
-/* Waits for the bell, for ms milliseconds, or without end if ms is negative. Called with the lock held, which it releases while it waits. */
-static inline void sl_bell_wait(struct sl_bell *b, pthread_mutex_t *lock, int64_t ms)
+/* Waits for a broadcast, for ms milliseconds, or without end if ms is negative. Called with the lock held, which it releases while it waits. */
+static inline void sl_cond_wait(struct sl_cond *c, pthread_mutex_t *lock, int64_t ms)
 {
 	const struct timespec t = { ms / 1000, ms % 1000 * 1000000 };
-	uint32_t seen = __atomic_load_n(&b->rung, __ATOMIC_RELAXED);
+	uint32_t seen = __atomic_load_n(&c->broadcasts, __ATOMIC_RELAXED);
 
-	b->waits++;
+	c->waits++;
 	pthread_mutex_unlock(lock);
-	sl_futex_wait(&b->rung, seen, ms < 0 ? NULL : &t);
+	sl_futex_wait(&c->broadcasts, seen, ms < 0 ? NULL : &t);
 	pthread_mutex_lock(lock);
-	b->waits--;
+	c->waits--;
 }
 
 /* Wakes all threads that wait. Called with the lock held. */
-static inline void sl_bell_ring(struct sl_bell *b)
+static inline void sl_cond_broadcast(struct sl_cond *c)
 {
-	__atomic_fetch_add(&b->rung, 1, __ATOMIC_RELAXED);
-	if (b->waits)
-		sl_futex_wake(&b->rung);
+	__atomic_fetch_add(&c->broadcasts, 1, __ATOMIC_RELAXED);
+	if (c->waits)
+		sl_futex_wake(&c->broadcasts);
 }
 
 #endif

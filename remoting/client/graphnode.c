@@ -252,7 +252,7 @@ CUresult sl_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D *p)
 
 /* --- nodes that an executable graph leaves out --- */
 
-/* What is noted of a node's handle: it stays so, since a node keeps its type, and a copy of host memory is none of another kind. */
+/* The note of a node's handle. It never changes: a node keeps its type, and a copy of host memory never becomes one of device memory. */
 enum { UNKNOWN, OPTIONAL, HOST_COPY, ALWAYS };
 
 /* Whether CUDA can leave a node out: a kernel, a fill or a copy. The worker is asked once about a node. */

@@ -16,7 +16,7 @@
  *
  * Locking: one mutex for both queues, each of which has a condition; a thread is made
  * on first use and holds no lock while it runs a function. The program's threads, which
- * may be cancelled, wait for a bell.
+ * may be cancelled, wait for an sl_cond.
  */
 #include "hostfn.h"
 #include "codec.h"
@@ -72,7 +72,7 @@ static struct queue program = { .wake = PTHREAD_COND_INITIALIZER }, own = { .wak
 static uint32_t open;	/* launched and not yet done; under lock */
 static uint32_t open_inside;	/* those of them that are the shim's own */
 static _Atomic uint32_t in_graphs;	/* functions in graphs */
-static struct sl_bell done;
+static struct sl_cond done;
 
 static void counted(bool inside, int n)
 {
@@ -134,7 +134,7 @@ static void *run(void *arg)
 {
 	struct queue *q = arg;
 
-	/* What it sends before the end of a function is said, and that, the GPU may wait for; and the functions behind the end of one in a graph. */
+	/* The GPU may wait for the end of a function, and for what this thread sends before it. So nothing that it sends is kept behind copies. */
 	sl_tls()->unkept = true;
 	for (;;) {
 		struct hostfn *h;
@@ -170,7 +170,7 @@ static void *run(void *arg)
 		free(h);
 		pthread_mutex_lock(&lock);
 		counted(q == &own, -1);
-		sl_bell_ring(&done);
+		sl_cond_broadcast(&done);
 		pthread_mutex_unlock(&lock);
 	}
 	return NULL;
@@ -191,7 +191,7 @@ static CUresult wait_none(const uint32_t *count)
 	began = sl_waits_begin();
 	pthread_mutex_lock(&lock);
 	while (__atomic_load_n(count, __ATOMIC_ACQUIRE) && !(err = sl_dead()))
-		sl_bell_wait(&done, &lock, LOOK_MS);
+		sl_cond_wait(&done, &lock, LOOK_MS);
 	pthread_mutex_unlock(&lock);
 	sl_waits_end(began, false);
 	return err;

@@ -403,7 +403,7 @@ CUresult sl_hostpool_free(CUdeviceptr p, CUstream s, bool in_order)
 {
 	struct sl_range r;
 
-	/* Of two threads that free it one finds it. */
+	/* If two threads free it, only one of them finds it. */
 	if (!sl_range_remove(p, SL_RANGE_HOST, &r))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (in_order)

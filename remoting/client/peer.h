@@ -61,7 +61,7 @@ struct sl_peer {
 	uint32_t call;		/* number of the last waiting call; under order */
 	pthread_mutex_t wait_lock;
 	struct sl_waiter *waiting[SL_WAIT_BUCKETS];
-	struct sl_owing owing;	/* see attention.h */
+	struct sl_waiters waiters;	/* see attention.h */
 
 	/* receive.c: used by the receiver thread alone */
 	int64_t attend_again;

@@ -34,7 +34,7 @@ ssize_t sl_socket_read(struct sl_peer *t, void *p, size_t n)
 {
 	int64_t since = 0;
 
-	while (sl_look(&since, &t->owing)) {
+	while (sl_look(&since, &t->waiters)) {
 		ssize_t r = t->rdma ? sl_rdma_read(t->rdma, p, n, 0) : recv(t->fd, p, n, MSG_DONTWAIT);
 
 		if (r >= 0 || errno != EAGAIN)
@@ -47,7 +47,7 @@ ssize_t sl_socket_read(struct sl_peer *t, void *p, size_t n)
 static ssize_t rx_some(struct sl_peer *t, void *p, size_t n)
 {
 	if (t->shm)
-		return sl_shm_read(t->shm, p, n, &t->owing, (int)t->keepalive_ms);
+		return sl_shm_read(t->shm, p, n, &t->waiters, (int)t->keepalive_ms);
 	if (t->again)
 		return sl_resume_read(t, p, n);
 	return sl_socket_read(t, p, n);
@@ -150,7 +150,7 @@ static bool rx_reply(struct sl_peer *t, const struct wire_reply *h)
 		r->result = !ok ? sl_dead() : (CUresult)h->result;
 	}
 	note_error(r->result);
-	sl_answered(&t->owing);
+	sl_answered(&t->waiters);
 	sl_waiter_wake(w);
 	return ok;
 }

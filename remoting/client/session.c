@@ -129,9 +129,9 @@ static bool say_bye(struct sl_peer *t, int64_t until)
 }
 
 /*
- * Ends the sessions of a process that ends. Who comes after it may look at once how much memory is free: its parent, which hears of
- * the end, or the next line of a script. So it waits until the workers are gone, whose connections are the last of them to go. A worker
- * that is stopped or out of reach is not waited for for long.
+ * Ends the sessions of a process that ends. What runs next, its parent or the next line of a script, may look at
+ * once how much memory is free. So this waits for the workers to end: a worker's connection is the last thing of it to go. A worker that is
+ * stopped or out of reach is waited for only briefly.
  */
 static void end_sessions(void)
 {

@@ -72,13 +72,13 @@ static void wake(_Atomic uint32_t *w)
 }
 
 /*
- * Waits until *count differs from seen; false on time-out or close. With owing, whose receiver this is, it
- * polls first for as long as that pays.
+ * Waits until *count differs from seen; false on time-out or close. waiters is NULL, or that of the session whose
+ * receiver this is: then it polls first, for as long as that pays.
  */
-static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen, _Atomic uint32_t *sleeps, const struct sl_owing *owing,
+static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen, _Atomic uint32_t *sleeps, const struct sl_waiters *waiters,
 			int timeout_ms)
 {
-	static const struct sl_owing nobody;
+	static const struct sl_waiters nobody;
 	int64_t end = 0, since = 0;
 
 	for (int i = 0; i < SPIN; i++) {
@@ -86,7 +86,7 @@ static bool wait_change(struct sl_shm *s, _Atomic uint64_t *count, uint64_t seen
 			return true;
 		__builtin_ia32_pause();
 	}
-	while (sl_look(&since, owing ? owing : &nobody))
+	while (sl_look(&since, waiters ? waiters : &nobody))
 		if (atomic_load_explicit(count, memory_order_acquire) != seen)
 			return true;
 	for (;;) {
@@ -144,13 +144,13 @@ ssize_t sl_shm_write(struct sl_shm *s, const struct iovec *iov, int n, int timeo
 	return (ssize_t)done;
 }
 
-ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, const struct sl_owing *owing, int timeout_ms)
+ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, const struct sl_waiters *waiters, int timeout_ms)
 {
 	uint64_t tail = s->in_tail, head = atomic_load_explicit(&s->in->head, memory_order_acquire);
 	size_t at = tail % SL_SHM_RING, first = SL_SHM_RING - at;
 
 	if (head == tail) {
-		if (!wait_change(s, &s->in->head, tail, &s->in->reader_sleeps, owing, timeout_ms))
+		if (!wait_change(s, &s->in->head, tail, &s->in->reader_sleeps, waiters, timeout_ms))
 			return errno == EPIPE ? 0 : -1;
 		head = atomic_load_explicit(&s->in->head, memory_order_acquire);
 	}

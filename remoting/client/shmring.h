@@ -24,10 +24,10 @@ struct sl_shm *sl_shm_attach(int fd);
 /* Writes at least one byte of iov, or returns -1 with errno ETIMEDOUT or EPIPE. One caller at a time. */
 ssize_t sl_shm_write(struct sl_shm *s, const struct iovec *iov, int n, int timeout_ms);
 /*
- * Reads at least one byte into buf; 0 at the end, or -1 with errno ETIMEDOUT. One caller at a time. owing is
+ * Reads at least one byte into buf; 0 at the end, or -1 with errno ETIMEDOUT. One caller at a time. waiters is
  * what the session's receiver knows of who waits for these bytes.
  */
-ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, const struct sl_owing *owing, int timeout_ms);
+ssize_t sl_shm_read(struct sl_shm *s, void *buf, size_t n, const struct sl_waiters *waiters, int timeout_ms);
 /* Ends both rings and wakes both sides. */
 void sl_shm_close(struct sl_shm *s);
 

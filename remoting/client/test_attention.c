@@ -22,9 +22,9 @@ static int test_clock(struct timespec *t)
 #define US 1000
 
 /* Looks until told to sleep, us. */
-static int64_t looks(bool owed, int64_t step)
+static int64_t looks(bool awaited, int64_t step)
 {
-	const struct sl_owing o = { .threads = owed };
+	const struct sl_waiters o = { .threads = awaited };
 	int64_t since = 0, from = at;
 
 	while (sl_look(&since, &o))
@@ -47,7 +47,7 @@ static void an_answer(void)
 }
 
 /* Looks until told to sleep, us. */
-static int64_t lingers(const struct sl_owing *o)
+static int64_t lingers(const struct sl_waiters *o)
 {
 	int64_t since = 0, from = at;
 
@@ -62,28 +62,28 @@ static void the_gaps(void)
 	const struct { int64_t gap, linger; } learned[] = {
 		{ 30, 60 }, { 400, 800 }, { 999, 1000 }, { 1001, 500 }, { 100000, 250 }, { 40, 80 }, { 5000, 40 },
 	};
-	struct sl_owing o = { 0 };
+	struct sl_waiters o = { 0 };
 	int64_t since = 0, from;
 
 	processors_known = SPARE;
-	sl_owe(&o, 1);
+	sl_waiters_add(&o, 1);
 	for (size_t i = 0; i < sizeof learned / sizeof *learned; i++) {
 		sl_answered(&o);
-		sl_owe(&o, -1);
+		sl_waiters_add(&o, -1);
 		at += learned[i].gap * US;
-		sl_owe(&o, 1);
+		sl_waiters_add(&o, 1);
 		CHECK(o.linger == learned[i].linger * US, "after %lld us: %lld ns", (long long)learned[i].gap, (long long)o.linger);
 	}
 	/* It looks that long after an answer, and from the moment that a call waits for as long as for any answer. */
 	sl_answered(&o);
-	sl_owe(&o, -1);
+	sl_waiters_add(&o, -1);
 	CHECK(lingers(&o) == 40);
 	CHECK(lingers(&o) == 0);
 	sl_answered(&o);
 	from = at;
 	for (int i = 0; sl_look(&since, &o); i++) {
 		if (i == 20)
-			sl_owe(&o, 1);
+			sl_waiters_add(&o, 1);
 		at += US;
 	}
 	CHECK(at - from == 20 * US + LOOK_NS, "%lld ns", (long long)(at - from));

@@ -156,7 +156,7 @@ static void stop(void)
 	__atomic_store_n(&ended, true, __ATOMIC_RELEASE);
 	while (threads) {
 		pthread_mutex_lock(&k->lock);
-		sl_bell_ring(&k->work);
+		sl_cond_broadcast(&k->work);
 		threads = k->threads;
 		pthread_mutex_unlock(&k->lock);
 	}

@@ -56,7 +56,7 @@ int main(void)
 	CHECK(sl_forms_lack(lacks, SL_NO_OP) && sl_forms_lack(lacks, SL_OP_CONTROL + SL_NCONTROLS)); /* beyond the table */
 	free(lacks);
 
-	/* Another form of one, none of another, and one that nobody here knows. */
+	/* Another form of one call, no form of another, and a call that the shim does not know. */
 	own();
 	list[alloc].sum ^= 1;
 	memmove(list + launch, list + launch + 1, (n - launch - 1) * sizeof *list);

@@ -55,7 +55,7 @@ static void forgets(void)
 	for (int i = 0; i < 7; i++)
 		sl_throughput_count(&r, MIB, 8000000);
 	CHECK(sl_throughput(&r) == 0);
-	/* Somebody else is counting: nobody waits. */
+	/* Another thread is counting: this one does not wait, and what it has does not count. */
 	pthread_mutex_lock(&r.lock);
 	sl_throughput_count(&r, MIB, 8000000);
 	CHECK(sl_throughput(&r) == 0);

@@ -155,7 +155,7 @@ static void protection(void)
 	copy(0, 3 * MIB);
 	CHECK(from_source == 3 * MIB);
 
-	/* Who protects memory waits for a copy that has begun. One that begins later reads nothing with a lock held. */
+	/* A thread that is about to protect memory waits for a copy that has begun. A copy that begins later reads nothing while it holds a lock. */
 	blocked = true;
 	CHECK(!pthread_create(&t, NULL, copies, NULL));
 	WAIT_FOR(sending);

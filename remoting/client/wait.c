@@ -49,7 +49,7 @@ static void ask(struct sl_peer *t, struct wire_request *h, const sl_buf *b, stru
 	w->next = t->waiting[w->call % SL_WAIT_BUCKETS];
 	t->waiting[w->call % SL_WAIT_BUCKETS] = w;
 	if (waits)
-		sl_owe(&t->owing, 1);
+		sl_waiters_add(&t->waiters, 1);
 	/* If the receiver has ended before this, it has woken its list already. */
 	if (sl_ended()) {
 		t->waiting[w->call % SL_WAIT_BUCKETS] = w->next;
@@ -105,7 +105,7 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 	while (!__atomic_load_n(&w.done, __ATOMIC_ACQUIRE))
 		if (!sl_look(&since, NULL))
 			sl_futex_wait(&w.done, 0, NULL);
-	sl_owe(&t->owing, -1);
+	sl_waiters_add(&t->waiters, -1);
 	sl_waits_end(began, true);
 	if (!sl_tls()->no_print)
 		sl_print_flush();
@@ -119,7 +119,7 @@ CUresult sl_wait(uint16_t op, const sl_buf *b, sl_reply *r)
 
 void sl_expect(unsigned session, int threads)
 {
-	sl_owe(&sl_peers[session].owing, threads);
+	sl_waiters_add(&sl_peers[session].waiters, threads);
 }
 
 struct sl_waiter *sl_waiter_take(struct sl_peer *t, uint32_t call)

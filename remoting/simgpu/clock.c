@@ -124,14 +124,14 @@ static void ring(struct sim_wait *w)
 	futex(&w->ring, FUTEX_WAKE, INT_MAX, NULL);
 }
 
-/* Sleeps for ns of real time, or until the bell rings or the futex word is woken; true if it was the word. */
-static bool doze(const uint32_t *word, uint32_t old, struct sim_wait *w, uint32_t bell, uint64_t ns)
+/* Sleeps for ns of real time, or until w is rung or the futex word is woken; true if it was the word. */
+static bool doze(const uint32_t *word, uint32_t old, struct sim_wait *w, uint32_t rings, uint64_t ns)
 {
 	uint64_t end = clock_real() + ns;
 	struct timespec at = { (time_t)(end / 1000000000), (long)(end % 1000000000) };
 	struct timespec rel = { 0, (long)(ns < MS ? ns : MS) };
 	struct futex_waitv v[2] = {
-		{ .val = bell, .uaddr = (uintptr_t)&w->ring, .flags = FUTEX_32 },
+		{ .val = rings, .uaddr = (uintptr_t)&w->ring, .flags = FUTEX_32 },
 		{ .val = old, .uaddr = (uintptr_t)word, .flags = FUTEX_32 },
 	};
 	int rc = (int)syscall(SYS_futex_waitv, v, word ? 2 : 1, 0, &at, CLOCK_MONOTONIC);
@@ -141,7 +141,7 @@ static bool doze(const uint32_t *word, uint32_t old, struct sim_wait *w, uint32_
 	/* Kernels before 5.16 wait for one futex only: wait for the word, and check the rest often. */
 	if (word)
 		return !futex((uint32_t *)(uintptr_t)word, FUTEX_WAIT, old, &rel);
-	futex(&w->ring, FUTEX_WAIT, bell, &rel);
+	futex(&w->ring, FUTEX_WAIT, rings, &rel);
 	return false;
 }
 
@@ -268,7 +268,7 @@ static void wait_until(struct sim_engine *e, int dev, struct sim_wait *w, const 
 
 	while (!woken && w->pid == getpid() && !changed(word, old)) {
 		uint64_t clock, real = clock_real(), nap;
-		uint32_t bell = __atomic_load_n(&w->ring, __ATOMIC_SEQ_CST);
+		uint32_t rings = __atomic_load_n(&w->ring, __ATOMIC_SEQ_CST);
 
 		w->seen = real;
 		if (clock_now(e, real) < w->until)
@@ -278,7 +278,7 @@ static void wait_until(struct sim_engine *e, int dev, struct sim_wait *w, const 
 			return;
 		nap = w->until - clock > NAP ? NAP : (uint64_t)((double)(w->until - clock) * pace) + 1000;
 		clock_unlock(e);
-		woken = doze(word, old, w, bell, nap > NAP ? NAP : nap);
+		woken = doze(word, old, w, rings, nap > NAP ? NAP : nap);
 		clock_lock(e);
 	}
 }

@@ -534,7 +534,7 @@ static void t_vmm(void)
 	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
 	CUmemAccessDesc acc = { { CU_MEM_LOCATION_TYPE_DEVICE, 0 }, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
 	CUmemGenericAllocationHandle h, h2;
-	CUdeviceptr va, wish = 0;
+	CUdeviceptr va, hint = 0;
 	size_t g, n0;
 	int v = 42, w = 0;
 
@@ -542,7 +542,7 @@ static void t_vmm(void)
 	n0 = avail();
 	CU(cuMemGetAllocationGranularity(&g, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
 	CHECK(g == 2 * MIB);
-	CU(cuMemAddressReserve(&va, 64 * MIB, 0, wish, 0));
+	CU(cuMemAddressReserve(&va, 64 * MIB, 0, hint, 0));
 	CHECK(avail() == n0);
 	IS(cuMemCreate(&h, 12345, &prop, 0), CUDA_ERROR_INVALID_VALUE);
 	CU(cuMemCreate(&h, 4 * MIB, &prop, 0));

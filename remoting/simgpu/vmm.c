@@ -45,7 +45,7 @@ static struct alloc *reserved_at(uint64_t p, size_t n)
 	return NULL;
 }
 
-API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t n, size_t align, CUdeviceptr wish, unsigned long long flags)
+API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t n, size_t align, CUdeviceptr hint, unsigned long long flags)
 {
 	CUresult r = sim_enter();
 	uint64_t base, end;
@@ -59,10 +59,10 @@ API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t n, size_t align, CUdev
 	if (align < GRANULE)
 		align = GRANULE;
 	p = MAP_FAILED;
-	if (wish && wish % align == 0) {	/* a wish: anywhere will do */
-		p = mmap((void *)(uintptr_t)wish, n, PROT_NONE,
+	if (hint && hint % align == 0) {	/* a hint: anywhere will do */
+		p = mmap((void *)(uintptr_t)hint, n, PROT_NONE,
 			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-		if (p != MAP_FAILED && (uintptr_t)p != wish) {
+		if (p != MAP_FAILED && (uintptr_t)p != hint) {
 			munmap(p, n);
 			p = MAP_FAILED;
 		}

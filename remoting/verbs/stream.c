@@ -59,7 +59,7 @@ struct sl_rdma {
 	uint32_t rkey;
 
 	pthread_mutex_t lock;
-	struct sl_bell bell;
+	struct sl_cond cond;
 	bool waiting;		/* a thread sleeps in poll, or is about to */
 	bool armed;		/* the next completion makes an event */
 	bool hung;		/* the socket has ended */
@@ -111,7 +111,7 @@ static bool make_qp(struct sl_rdma *r)
 	return r->qp && !(errno = r->v->modify_qp(r->qp, &a, VB_SET_STATE | VB_SET_PKEY | VB_SET_PORT | VB_SET_ACCESS));
 }
 
-/* What comes has no bytes besides those that are written to memory: a receive is a number of one. */
+/* Receives need no buffer: an incoming write puts its bytes into the ring, and uses up one receive. */
 static bool post_receive(struct sl_rdma *r)
 {
 	struct vb_recv w = { 0 }, *bad;
@@ -358,7 +358,7 @@ static bool harvest(struct sl_rdma *r)
 	if (all) {
 		tell_if_due(r);
 		push(r);
-		sl_bell_ring(&r->bell);
+		sl_cond_broadcast(&r->cond);
 	}
 	return all;
 }
@@ -391,7 +391,7 @@ static bool await(struct sl_rdma *r, int64_t deadline)
 	if (left > NAP_MS)
 		left = NAP_MS;
 	if (r->waiting) {
-		sl_bell_wait(&r->bell, &r->lock, left);
+		sl_cond_wait(&r->cond, &r->lock, left);
 		return true;
 	}
 	r->waiting = true;
@@ -414,7 +414,7 @@ static bool await(struct sl_rdma *r, int64_t deadline)
 		harvest(r);
 	}
 	r->waiting = false;
-	sl_bell_ring(&r->bell);
+	sl_cond_broadcast(&r->cond);
 	return true;
 }
 

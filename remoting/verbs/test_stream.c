@@ -226,7 +226,7 @@ static void round_trips(void)
 	close_pair(s);
 }
 
-/* Nobody reads: the writer is held, and goes on when somebody does. */
+/* The other side does not read: the writer waits, and goes on when it does. */
 static void held_up(void)
 {
 	static uint8_t buf[MIB];

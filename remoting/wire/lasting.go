@@ -7,13 +7,13 @@ package wire
 //	     each part. What the client has not said to have received stays in ring.
 //	     A small write with nothing before it is sent first and copied afterwards,
 //	     since the client may be waiting for it.
-//	in   read takes pieces apart. Whoever waits for room in ring reads ahead into
-//	     side meanwhile, since the client's word may be behind frames that the
+//	in   read takes pieces apart. A thread that waits for room in ring reads ahead
+//	     into side meanwhile, since the client's word may be behind frames that the
 //	     executor cannot take while it waits for the writer. So does Watch.
 //	cut  The first read or write that fails shuts the socket down, which ends all
-//	     others on it. Read2 and a Write without room then wait. Attach puts the
-//	     new socket in the place of the old one, under the same number, and sends
-//	     again what is missing. Watch ends the stream when the grace is over.
+//	     others on it. Read2 and a Write without room then wait. Attach replaces
+//	     the old socket by the new one, under the same number, and sends again
+//	     what is missing. Watch ends the stream when the grace is over.
 //
 // Locks, in the order they are taken: rmu (who reads the socket and has what was
 // read), wmu (who writes the socket), mu (the state, held for a few instructions).
@@ -79,9 +79,9 @@ type LastingStream struct {
 	put   atomic.Uint64 // bytes that Write has been given
 	taken atomic.Uint64 // bytes that Read2 has given
 
-	waits atomic.Int32  // writers that wait for room
-	more  chan struct{} // pusher has something to send
-	bell  int           // eventfd: there is another connection under the socket's number, see hangUp
+	waits  atomic.Int32  // writers that wait for room
+	more   chan struct{} // pusher has something to send
+	wakeup int           // eventfd: there is another connection under the socket's number, see hangUp
 
 	mu    sync.Mutex
 	cond  sync.Cond
@@ -105,11 +105,11 @@ func NewLastingStream(fd int, keepalive time.Duration) (*LastingStream, error) {
 	if err != nil {
 		return nil, fmt.Errorf("wire: memory of what was sent: %w", err)
 	}
-	bell, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	wakeup, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("wire: eventfd: %w", err), unix.Munmap(ring))
 	}
-	s := &LastingStream{sock: sock.(*socketStream), keepalive: keepalive, ring: ring, raw: make([]byte, rawBuffer), bell: bell}
+	s := &LastingStream{sock: sock.(*socketStream), keepalive: keepalive, ring: ring, raw: make([]byte, rawBuffer), wakeup: wakeup}
 	s.cond.L = &s.mu
 	s.more = make(chan struct{}, 1)
 	go s.pusher()
@@ -129,7 +129,7 @@ func (s *LastingStream) Close() error {
 	defer s.rmu.Unlock()
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
-	return errors.Join(unix.Munmap(s.ring), s.sock.Close(), unix.Close(s.bell))
+	return errors.Join(unix.Munmap(s.ring), s.sock.Close(), unix.Close(s.wakeup))
 }
 
 // end ends the stream for good; the first reason counts.
@@ -606,7 +606,7 @@ func (s *LastingStream) Attach(fd int, received uint64, newest bool, answer func
 	gap = boottime.Now() - s.lost
 	s.cond.Broadcast()
 	s.mu.Unlock()
-	_, _ = unix.Write(s.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	_, _ = unix.Write(s.wakeup, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	go s.push()
 	return gap, nil
 }
@@ -654,7 +654,7 @@ func (s *LastingStream) Watch(most time.Duration, lost func(grace time.Duration)
 
 // hangUp returns when the connection is lost and everything that came over it has been read. A poll of the socket that its end has woken
 // looks up the number again: if Attach has been faster, it finds the new socket there, and goes on to wait for the old one.
-// So Attach rings the bell.
+// So Attach writes to wakeup.
 func (s *LastingStream) hangUp() error {
 	for {
 		s.mu.Lock()
@@ -668,12 +668,12 @@ func (s *LastingStream) hangUp() error {
 		case done:
 			return nil
 		}
-		p := []unix.PollFd{{Fd: int32(s.sock.fd), Events: unix.POLLRDHUP}, {Fd: int32(s.bell), Events: unix.POLLIN}}
+		p := []unix.PollFd{{Fd: int32(s.sock.fd), Events: unix.POLLRDHUP}, {Fd: int32(s.wakeup), Events: unix.POLLIN}}
 		if n, _ := unix.Poll(p, -1); n <= 0 {
 			continue
 		}
 		if p[1].Revents != 0 {
-			_, _ = unix.Read(s.bell, make([]byte, 8))
+			_, _ = unix.Read(s.wakeup, make([]byte, 8))
 			continue
 		}
 		// The executor may be busy, and the goodbye be behind frames that it has not read.

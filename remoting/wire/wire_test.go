@@ -271,8 +271,8 @@ func TestReadAhead(t *testing.T) {
 	}
 }
 
-// Whoever has something to do before the reader waits is called before it waits for the stream, or
-// for another thread that does, and else is not.
+// What is to be done before the reader waits is called before it waits for the stream, or for another thread that
+// reads it, and not otherwise.
 func TestBeforeRead(t *testing.T) {
 	s, f := pair(t, 10*time.Second)
 	r, err := NewReader(s)

@@ -433,7 +433,7 @@ func (b *bulk) tune(c *bulkConn) (err error) {
 	return err
 }
 
-// ended forgets a connection. What is to be thrown away cannot come over it any more.
+// ended forgets a connection. Parts that were dropped can no longer arrive on it.
 func (b *bulk) ended(c *bulkConn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -26,26 +26,26 @@ const maxUnanswered = 2
 
 // bulkOut is what outStaging has for bulk connections; its mu guards all of it.
 type bulkOut struct {
-	work  *sync.Cond // something was added to queue, or a connection has hung up
-	up    int        // connections
-	queue []chunk    // for the next connection that may send
-	lost  []chunk    // to be sent again
-	owed  []uint64   // numbers of the chunks that were handed out, until they are answered or sent again
-	owner uint32     // their delivery
+	work       *sync.Cond // something was added to queue, or a connection has hung up
+	up         int        // connections
+	queue      []chunk    // for the next connection that may send
+	lost       []chunk    // to be sent again
+	unanswered []uint64   // numbers of the chunks that were handed out, until they are answered or sent again
+	owner      uint32     // their delivery
 }
 
 // waiting reports whether answers are awaited, and nothing is to be sent again before. mu is held.
-func (o *bulkOut) waiting() bool { return len(o.owed) > 0 && len(o.lost) == 0 }
+func (o *bulkOut) waiting() bool { return len(o.unanswered) > 0 && len(o.lost) == 0 }
 
-// owes reports whether one of the chunks up to a number has still to be answered or sent again. mu is held.
-func (o *bulkOut) owes(until uint64) bool {
-	return slices.ContainsFunc(o.owed, func(seq uint64) bool { return seq <= until })
+// awaits reports whether one of the chunks up to a number has still to be answered or sent again. mu is held.
+func (o *bulkOut) awaits(until uint64) bool {
+	return slices.ContainsFunc(o.unanswered, func(seq uint64) bool { return seq <= until })
 }
 
 // settled notes that a chunk was answered or sent again. mu is held.
 func (o *bulkOut) settled(seq uint64) {
-	if i := slices.Index(o.owed, seq); i >= 0 {
-		o.owed = slices.Delete(o.owed, i, i+1)
+	if i := slices.Index(o.unanswered, seq); i >= 0 {
+		o.unanswered = slices.Delete(o.unanswered, i, i+1)
 	}
 }
 
@@ -53,7 +53,7 @@ func (o *bulkOut) settled(seq uint64) {
 // then, has to wait for answers. sendMu is held.
 func (o *outStaging) pass(c *chunk, failed bool) bool {
 	o.mu.Lock()
-	if len(o.owed) > 0 && o.owner != c.id {
+	if len(o.unanswered) > 0 && o.owner != c.id {
 		o.mu.Unlock()
 		return false
 	}
@@ -69,14 +69,14 @@ func (o *outStaging) pass(c *chunk, failed bool) bool {
 	if part && o.up > 0 {
 		o.s.events.put(c.ctx, c.ev)
 		c.ev = 0
-		o.owner, o.owed, o.queue = c.id, append(o.owed, c.seq), append(o.queue, *c)
+		o.owner, o.unanswered, o.queue = c.id, append(o.unanswered, c.seq), append(o.queue, *c)
 		o.work.Signal()
 		o.mu.Unlock()
 		// The end of the delivery, without bytes, stays.
 		c.off, c.buf, c.slot = c.off+uint64(len(c.buf)), nil, -1
 		return !c.last
 	}
-	wait := c.last && len(o.owed) > 0
+	wait := c.last && len(o.unanswered) > 0
 	o.mu.Unlock()
 	if wait {
 		return false
@@ -116,7 +116,7 @@ func (o *outStaging) unlessOut(f func() bool) bool {
 func (o *outStaging) partsOut() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return len(o.owed) > 0
+	return len(o.unanswered) > 0
 }
 
 // resend sends what was lost. sendMu is held.

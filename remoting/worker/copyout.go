@@ -1,8 +1,8 @@
 package worker
 
 // Bulk data from the device. A COPY_OUT's chunks are copied to pinned slots, each followed by
-// an event and noted in the order of the calls (list). Whoever finds the event of the first
-// chunk complete sends it as a DATA frame straight from the slot, or hands it to the bulk connections (bulk_out.go):
+// an event and noted in the order of the calls (list). The thread that finds the event of the first
+// chunk complete sends it as a DATA frame straight from the slot, or hands it to the bulk connections (bulk_out.go). That is
 // the deliverer thread, or a waiter that is about to report a completion (flush).
 //
 // Locking: sendMu keeps the order on the wire, mu guards the list, the free slots and what is out on bulk connections. mu is never
@@ -139,10 +139,10 @@ func (o *outStaging) flush() {
 			held = 0
 		}
 		o.mu.Lock()
-		for o.waiting() && (held != 0 || o.owes(until)) {
+		for o.waiting() && (held != 0 || o.awaits(until)) {
 			o.cond.Wait()
 		}
-		over := held == 0 && !o.owes(until)
+		over := held == 0 && !o.awaits(until)
 		o.mu.Unlock()
 		if over {
 			return

@@ -24,8 +24,8 @@ const (
 	// these bounds: that much later at most does the client learn of one.
 	leastLook = 10 * time.Microsecond
 	mostLook  = time.Millisecond
-	// Of each stream the oldest record is looked for, and all of them now and then: one that
-	// has been recorded again stands for the newer place in its stream, or in another.
+	// Only the oldest record of each stream is queried. Each lookAtAll-th look queries all of them: an event that
+	// was recorded again has moved to a later place, maybe in another stream.
 	lookAtAll = 16
 )
 

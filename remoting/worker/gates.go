@@ -86,9 +86,9 @@ func (s *session) openGates(st *control.Start, acct *account.Session, fds []int)
 
 // overran ends the process at once: the driver ends its work then, which nothing else can. The
 // client is not told, since writing to it might block.
-func (s *session) overran(late, owes, limit time.Duration) {
+func (s *session) overran(overdue, owes, limit time.Duration) {
 	s.leaving.Do(func() {
-		s.reason(control.OverrunReason("a GPU", late, owes, limit))
+		s.reason(control.OverrunReason("a GPU", overdue, owes, limit))
 		s.gates.Quit()
 		s.exit(control.ExitOverrun)
 	})

@@ -163,7 +163,7 @@ func TestGatesTogether(t *testing.T) {
 	}
 	for _, s := range b.Read() {
 		// A busy machine has the work of some turns end after them, and who works no more pays no more.
-		if s.Wants || s.Turns == 0 || len(s.Late) != 0 || s.Owes > time.Duration(s.Overruns)*s.Longest {
+		if s.Wants || s.Turns == 0 || len(s.Overdue) != 0 || s.Owes > time.Duration(s.Overruns)*s.Longest {
 			t.Errorf("%+v", s)
 		}
 	}

@@ -27,7 +27,7 @@ const (
 	wholeResult = ^uint32(0)
 )
 
-// giveResource puts the number of a resource of the driver's in the place of what only the driver reads. What the
+// giveResource replaces the hidden bytes of a driver's resource by a number. What the
 // client passes back is looked up by that number, and its bytes never reach the driver.
 func (s *session) giveResource(r *C.CUdevResource) C.CUresult {
 	n := -1

@@ -175,7 +175,7 @@ int sl_graph_copy_change(uint64_t node, struct sl_hostfn *f, const CUDA_MEMCPY3D
 	uint64_t trial = 0;
 	CUgraph g = NULL;
 	size_t n = 2;
-	/* What cannot be is found out before anything has changed. */
+	/* Tried on a graph of its own first, so that an error changes nothing. */
 	int rc = sl_graph_copy_make(&trial, f, c, in, ctx);
 
 	if (rc)

@@ -3,8 +3,8 @@ package worker
 // Modules, libraries and kernels.
 //
 // An image is named by its SHA-256. IMAGE_LOAD takes it from the store; when it
-// is not there the client sends it in IMAGE_CHUNKs and asks again. The kernels
-// of an image are told with the load; KERNEL_BIND gives one an id without
+// is not there the client sends it in IMAGE_CHUNKs and asks again. The reply to
+// the load lists the image's kernels; KERNEL_BIND gives one an id without
 // asking the driver, because asking would make the driver load a kernel that
 // may never run: that happens at the first use.
 

@@ -148,7 +148,7 @@ func (s *session) observeDevice(i int) {
 	}
 }
 
-// readings answers OBSERVE_MORE: what nvidia-smi -q and its like show beyond that.
+// readings answers OBSERVE_MORE: the further readings that tools such as nvidia-smi -q show.
 func (s *session) readings(p []byte) int32 {
 	s.dec.Reset(p)
 	var m wire.ObserveMore

@@ -40,8 +40,8 @@ func (s *session) cuUserObjectCreate(id uint32, o *C.uint64_t, fn, refs, _ uint3
 	return 0
 }
 
-// object gives a user object that somebody holds. One that nobody holds is gone, whether or not its function has been
-// called yet.
+// object returns a user object that the client or a graph holds. Without a holder it is gone, whether or not its
+// function has been called yet.
 func (s *session) object(h href) *userObject {
 	u := s.objects[h.real]
 	if u == nil {

@@ -23,7 +23,7 @@ const slack = 2 * time.Second
 // helloTime is how long the worker waits for a HELLO.
 const helloTime = 5 * time.Second
 
-// TestBadHello: whoever does not greet well is told why, or cut off, and nobody else notices.
+// TestBadHello: a client whose HELLO is bad is told why, or disconnected, and other clients do not notice.
 func TestBadHello(t *testing.T) {
 	w := startWorker(t, workerOptions{keepalive: 2 * time.Second})
 

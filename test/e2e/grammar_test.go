@@ -329,7 +329,7 @@ func (g *grammarRig) run(seed uint64, id uint32, most int) {
 	}
 }
 
-// neighbour computes beside the others until stop, in a lease of its own: its memory is nobody else's.
+// neighbour computes beside the others until stop, in a separate lease: its memory belongs to it alone.
 func (g *grammarRig) neighbour(stop chan struct{}) {
 	t := g.t
 	token, lease := g.lease()

@@ -183,7 +183,7 @@ func TestOtherUser(t *testing.T) {
 	s.done(job)
 }
 
-// TestReport: the job's report is in the accounting, in its output on wish, and at hand afterwards.
+// TestReport: the job's report is in the accounting, in its output if asked for, and at hand afterwards.
 func TestReport(t *testing.T) {
 	s := cluster(t)
 	job := s.sbatch(s.program("vecadd"), "--gres=rgpu:50", "--rgpu-report")

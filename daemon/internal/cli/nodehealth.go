@@ -25,8 +25,7 @@ import (
 //	3  drain, resume, or nothing
 //
 // A reason of ours begins with drainReason. A node in whose reason somebody has changed that is somebody else's.
-//
-// What is not known drains no node, and resumes none. NVML says at any time what is wrong with a GPU. The kernel's log forgets: so the
+// A finding that is not known neither drains a node nor resumes one. NVML says at any time what is wrong with a GPU. The kernel's log forgets: so the
 // reason of a drain in Slurm is what remembers the GPUs with Xids, each as xidOf has it, and such a drain is over only if the log
 // says so, or nothing of it is lost.
 

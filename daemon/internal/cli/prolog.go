@@ -212,7 +212,7 @@ func jobRun(controller bool, env func(string) (string, bool)) (rpc.JobRun, error
 		Job: get("SLURM_JOB_ID"), Restart: number("SLURM_JOB_RESTART_COUNT"),
 		GID: number("SLURM_JOB_GID"), User: get("SLURM_JOB_USER"),
 		Account: get("SLURM_JOB_ACCOUNT"), Name: get("SLURM_JOB_NAME"), Partition: get("SLURM_JOB_PARTITION"),
-		Stdout: get("SLURM_JOB_STDOUT"), WorkDir: get("SLURM_JOB_WORK_DIR"), Wishes: options.Passed(env),
+		Stdout: get("SLURM_JOB_STDOUT"), WorkDir: get("SLURM_JOB_WORK_DIR"), Options: options.Passed(env),
 	}
 	if !form.IsJobID(run.Job) {
 		return run, fmt.Errorf("SLURM_JOB_ID is %q; this is for Slurm's scripts, whose environment slurmd and slurmctld set", run.Job)

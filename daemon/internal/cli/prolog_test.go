@@ -113,7 +113,7 @@ func TestScripts(t *testing.T) {
 	d, socket := startJobDaemon(t)
 	want := rpc.JobRun{
 		Job: "7", Restart: 2, UID: 1000, GID: 1001, User: "alice", Account: "phys", Name: "a\nb", Partition: "main", Nodes: []string{"n1", "n2"},
-		Licences: new("matlab:1,rgpu:100"), Wishes: map[string]string{"mem": "20G", "spread": "1"},
+		Licences: new("matlab:1,rgpu:100"), Options: map[string]string{"mem": "20G", "spread": "1"},
 	}
 	d.mu.Lock()
 	d.list = []lease.Report{{Lease: idA}, {Lease: idA}, {Lease: idB}}

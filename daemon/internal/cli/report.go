@@ -160,7 +160,7 @@ func reportRow(r lease.Report, now time.Time) []string {
 
 // appendReport appends a job's report to its output if the job asks for it.
 func appendReport(ctx context.Context, commands func() *slurm.Commands, run rpc.JobRun, reports []lease.Report) error {
-	if !jobreport.Wished(run) || len(reports) == 0 {
+	if !jobreport.Asked(run) || len(reports) == 0 {
 		return nil
 	}
 	// The Epilog's environment names the output only if the user has named it, with its

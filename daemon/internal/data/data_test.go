@@ -338,14 +338,14 @@ func BenchmarkStream(b *testing.B) {
 	}
 }
 
-// Who answers is not the owner: the client says nothing that could be used.
+// If another process answers in the owner's place, the client tells it nothing that it could use.
 func TestFalseOwner(t *testing.T) {
 	g := newRig(t, limit.Bounds{})
 	g.twist = func(o *lease.Offer) { o.Secret[0] ^= 1 }
 	if _, err := g.open(t, Dialer{}); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "not the owner") {
 		t.Error(err)
 	}
-	// Nobody, and somebody who says nothing.
+	// No process listens there, or one that says nothing.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

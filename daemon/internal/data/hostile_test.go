@@ -182,7 +182,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// Who connects and says nothing, or half of something, is closed in time.
+// A connection on which nothing comes, or half of a message, is closed in time.
 func TestHalfOpen(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, limit.Bounds{})

@@ -252,7 +252,7 @@ func (s *Server) admit(ctx context.Context, c net.Conn, k *ticket) error {
 		_ = outer.Close()
 		return err
 	}
-	// The user of a session is the lease's. Of a probe it is only what the node says: its relay is nobody's.
+	// The user of a session is the lease's. For a probe there is only what the node claims, so its relay runs as nobody.
 	uid := k.request.UID
 	if k.probe != nil {
 		uid = nobody

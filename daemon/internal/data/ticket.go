@@ -114,7 +114,7 @@ func (t *tickets) peek(id [16]byte) (secret [32]byte, r lease.SessionRequest, er
 	return k.secret, k.request, nil
 }
 
-// use uses up a ticket if answer is right. Of two right answers only the first counts.
+// use uses up a ticket if answer is right. A second right answer is refused.
 func (t *tickets) use(id [16]byte, want, answer []byte) (*ticket, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

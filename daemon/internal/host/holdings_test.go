@@ -232,7 +232,7 @@ func TestPromise(t *testing.T) {
 		if s := <-sums; !s.Known || len(s.At) != 1 {
 			t.Errorf("%+v", s)
 		}
-		// A grant at once waits for nobody; a change that nobody waits for gathers with others.
+		// A lease that is granted in one step does not wait for controllers; a change that no call waits for is sent with later ones.
 		if _, took := reserve(o, 0); took > 0 {
 			t.Errorf("a grant took %v", took)
 		}

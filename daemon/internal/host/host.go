@@ -108,7 +108,7 @@ type Config struct {
 	SlurmUser  uint32
 	Controller bool // see SetController
 	Quotas     []Quota
-	// Who tells of a user for quotas; nil asks this node's directory of users.
+	// Who looks a user up for quotas. If it is nil, this node's directory is asked.
 	Who func(ctx context.Context, uid uint32) (Who, error)
 
 	Reserve   time.Duration // life of a reservation; 15 s

@@ -21,7 +21,7 @@ func (f *fakeOwner) Probe(context.Context, string, lease.ProbeRequest) ([]lease.
 	return nil, err
 }
 
-// Whoever asks for a probe that cannot be is told why; of users one probes at a time, and root need not wait for them.
+// A probe that cannot be made is refused with the reason. One user probes at a time, and root need not wait for users.
 func TestProbe(t *testing.T) {
 	s := newSite(t, newFake("a", 1), newFake("b", 1))
 	root, user, other := rpc.Peer{PID: os.Getpid()}, rpc.Peer{UID: 1000, PID: os.Getpid()}, rpc.Peer{UID: 1001, PID: os.Getpid()}

@@ -46,7 +46,7 @@ type Quota struct {
 	Whose, Of   string // as refusals say it
 }
 
-// Who is a user as this node knows it.
+// Who describes a user as this node's directory knows it.
 type Who struct {
 	Name   string   // "" is not known here
 	Groups []string // names and numbers
@@ -58,7 +58,7 @@ const whoTime = 3 * time.Second
 // quotaTries is how often a request that met only reservations of others is tried again.
 const quotaTries = 8
 
-// directory is this node's directory of users. It may be on a network and hang, so that only so many questions wait for it at a time.
+// directory is this node's directory of users. It may be on a network and hang, so at most whoMost questions wait for it at a time.
 type directory chan struct{}
 
 // whoMost is how many questions may wait for the directory.

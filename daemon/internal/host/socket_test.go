@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// Somebody else may connect, is told why he gets nothing, and is in nobody's way.
+// Another user may connect, is told why he gets nothing, and keeps nobody else from being served.
 func TestStrangers(t *testing.T) {
 	s := newSite(t, newFake("a", 1))
 	l := s.must(ask("1", 50))

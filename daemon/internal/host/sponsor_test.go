@@ -105,7 +105,7 @@ func TestSponsorAllOrNone(t *testing.T) {
 	}
 }
 
-// Who is no controller gets nothing for others.
+// A node that is no controller cannot reserve leases for other nodes.
 func TestSponsorDenied(t *testing.T) {
 	w := newTown(t, []string{"a"}, "ctl", "n1", "n2")
 	if _, err := w.hosts["n1"].Sponsor(t.Context(), job("1", 0, []string{"n2"}, 10)); lease.CodeOf(err) != lease.Denied || !strings.Contains(err.Error(), "slurm.controllers") {

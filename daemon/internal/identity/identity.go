@@ -12,8 +12,8 @@
 //	  5  looks at it              <-     4  CREDENTIAL, or with a CA just WELCOME
 //	  6  gRPC
 //
-// Who dials speaks first: a stranger makes a server look at a credential, never
-// issue one.
+// The client speaks first. So a stranger can make a server verify a credential, but
+// never issue one.
 package identity
 
 import (

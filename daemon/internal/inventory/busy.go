@@ -45,7 +45,7 @@ func (c *child) busy(h nvml.Device, d *Device) {
 		stamp = max(stamp, uint64(now.UnixMicro()))
 	}
 	c.seen[d.UUID] = seen{now, stamp}
-	// What is older than the first look is not known to be of the time since.
+	// Without an earlier look, or after a gap that the driver's buffer may not cover, the samples do not say what happened since.
 	if !last.at.IsZero() && gap <= longest {
 		d.Busy = busyTimes(samples, gap)
 	}

@@ -334,8 +334,7 @@ func TestWhoMay(t *testing.T) {
 	}
 }
 
-// Whoever waits for PrologSlurmctld's answer hears in time that there is no room, however
-// long the site lets jobs wait for it and however busy slurmctld is.
+// PrologSlurmctld is told in time that there is no room, however long the site lets jobs wait for it and however busy slurmctld is.
 func TestRequeueInTime(t *testing.T) {
 	st := jobstest.NewSite()
 	st.Refuse = lease.Errorf(lease.NoRoom, "no GPU has 50%% left")

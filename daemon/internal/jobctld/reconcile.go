@@ -47,7 +47,7 @@ func (s *Service) Reconcile(ctx context.Context) {
 		return
 	}
 	s.cfg.State.Found("slurm", rpc.OK, fmt.Sprintf("slurmctld answers, with %d jobs", len(running)), "")
-	s.endStray(ctx, leases, running)
+	s.endOrphans(ctx, leases, running)
 	s.commentIdle(leases)
 	if err := s.holdBack(ctx, leases, silent); err != nil {
 		s.log.Warn("licences cannot be compared with the pools", "error", err)
@@ -82,8 +82,8 @@ func (s *Service) commentIdle(leases map[string][]lease.Brief) {
 	}
 }
 
-// endStray ends the leases that had no job at this look and the one before.
-func (s *Service) endStray(ctx context.Context, leases map[string][]lease.Brief, running map[string]slurm.JobState) {
+// endOrphans ends the leases that had no job at this look and the one before.
+func (s *Service) endOrphans(ctx context.Context, leases map[string][]lease.Brief, running map[string]slurm.JobState) {
 	s.mu.Lock()
 	before := s.orphans
 	s.mu.Unlock()
@@ -115,7 +115,7 @@ func (s *Service) endStray(ctx context.Context, leases map[string][]lease.Brief,
 				now[l.ID] = why
 				continue
 			}
-			s.cfg.State.CountStray()
+			s.cfg.State.CountOrphan()
 		}
 	}
 	s.mu.Lock()

@@ -33,7 +33,7 @@ func (s *Service) Env(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp,
 			return nil, err
 		}
 	case held:
-		return s.ops(l, socket, n.Wishes), nil
+		return s.ops(l, socket, n.Options), nil
 	case !ok || n.Outcome == "":
 		if n, err = s.lookUp(ctx, p, job); err != nil {
 			return nil, err
@@ -42,7 +42,7 @@ func (s *Service) Env(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp,
 	switch n.Outcome {
 	case rpc.JobGranted:
 		if l, socket, held = s.cfg.Host.Held(s.key(job)); held {
-			return s.ops(l, socket, n.Wishes), nil
+			return s.ops(l, socket, n.Options), nil
 		}
 		return nil, lease.Errorf(lease.Over, "the lease of job %s has ended; sluice explain %s says why", job, job)
 	case rpc.JobRefused:
@@ -107,21 +107,21 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 		none := ""
 		run.Licences = &none
 	case told:
-		run.Account, run.Name, run.Wishes = n.Account, n.Name, n.Wishes
+		run.Account, run.Name, run.Options = n.Account, n.Name, n.Options
 	}
 	return s.await(ctx, s.settle(run, told))
 }
 
 // ops are the variables by which a job's programs find the shim and the shim its lease, in
 // containers too, and the plug-in what a task sees of the GPUs.
-func (s *Service) ops(l lease.Lease, socket string, wishes map[string]string) []rpc.EnvOp {
+func (s *Service) ops(l lease.Lease, socket string, opts map[string]string) []rpc.EnvOp {
 	out := []rpc.EnvOp{
 		{Prepend: true, Name: "LD_LIBRARY_PATH", Value: s.cfg.Lib},
 		{Name: "SLUICE_SOCKET", Value: socket},
 		{Name: "SLUICE_LEASE_ID", Value: l.ID},
 		{Name: "SLUICE_GPUS", Value: strconv.Itoa(len(l.Grants))},
 	}
-	if how := wishes["bind"]; slices.Contains(options.Bindings, how) {
+	if how := opts["bind"]; slices.Contains(options.Bindings, how) {
 		out = append(out, rpc.EnvOp{Name: "SLUICE_BIND", Value: how})
 	}
 	if s.cfg.Containers != nil {

@@ -83,7 +83,7 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 		s.log.Warn("job has left this node without its Epilog", "job", job)
 		s.forget(job)
 		if s.release(ctx, job, "its job has left the node; its Epilog was lost") {
-			s.cfg.State.CountStray()
+			s.cfg.State.CountOrphan()
 		}
 	}
 }

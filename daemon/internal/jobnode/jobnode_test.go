@@ -316,7 +316,7 @@ func TestPrologLost(t *testing.T) {
 	more.ID = "9"
 	r.Slurm.Set(more)
 	run := jobstest.RunOf(more)
-	run.Wishes = map[string]string{"mem": "80G"}
+	run.Options = map[string]string{"mem": "80G"}
 	r.Slurm.Fail(errors.New("connect failure"))
 	set := jobstest.Settings
 	set.RoomWait = 50*time.Millisecond - jobs.SettleTime
@@ -330,7 +330,7 @@ func TestPrologLost(t *testing.T) {
 		t.Error(err)
 	}
 	if l := r.Host.Has["9"]; len(l.Request.Fractions) != 1 || l.Request.Fractions[0].Mem != 80<<30 {
-		t.Errorf("the user's wish is lost: %+v", l.Request)
+		t.Errorf("the user's option is lost: %+v", l.Request)
 	}
 }
 

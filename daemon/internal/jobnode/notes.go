@@ -39,7 +39,7 @@ type note struct {
 	// What only the Prolog knows of the run, for one that gets its lease later.
 	Account string            `json:"account,omitempty"`
 	Name    string            `json:"name,omitempty"`
-	Wishes  map[string]string `json:"wishes,omitempty"`
+	Options map[string]string `json:"wishes,omitempty"`
 }
 
 // jobNote begins the ledger's keys of notes.

@@ -43,7 +43,7 @@ func (s *Service) Prolog(ctx context.Context, p rpc.Peer, run rpc.JobRun) (rpc.J
 // that will have the outcome. The work goes on when its caller has gone: the job starts all
 // the same, and its first task asks. told says that run has everything its Prolog knows.
 func (s *Service) settle(run rpc.JobRun, told bool) *entry {
-	n := note{Job: run.Job, Restart: run.Restart, UID: run.UID, Account: form.Name(run.Account), Name: form.Name(run.Name), Wishes: run.Wishes}
+	n := note{Job: run.Job, Restart: run.Restart, UID: run.UID, Account: form.Name(run.Account), Name: form.Name(run.Name), Options: run.Options}
 	e, first := s.begin(n)
 	if !first {
 		return e

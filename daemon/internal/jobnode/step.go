@@ -141,7 +141,7 @@ func (s *Service) canSee(ctx context.Context, step uint32) error {
 	return nil
 }
 
-// give gives a step its part. Where another one that is ending has too much of the fraction, it waits for a moment.
+// give gives a step its part. If a step that is ending still holds too much of the fraction, it waits for that step briefly.
 func (s *Service) give(ctx context.Context, job string, part lease.Part) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTime)
 	defer cancel()

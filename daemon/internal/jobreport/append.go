@@ -37,8 +37,8 @@ import (
 // writes and the file, its input the text. It does Become and AppendTo.
 const AppendCommand = "report-append"
 
-// Wish is the option that asks for the report, without "--rgpu-".
-const Wish = "report"
+// Option is the one that asks for the report, without "--rgpu-".
+const Option = "report"
 
 // appendTime is how long a file system may take.
 const appendTime = 3 * time.Second
@@ -52,17 +52,17 @@ const maxGroups = 4096
 // exitRefused is the child's exit status for a file that it does not write.
 const exitRefused = 3
 
-// Wished says whether the job wishes its report in its output.
-func Wished(run rpc.JobRun) bool {
-	w, ok := run.Wishes[Wish]
+// Asked says whether the job asks for its report in its output.
+func Asked(run rpc.JobRun) bool {
+	w, ok := run.Options[Option]
 	return ok && w != "no" && w != "0"
 }
 
-// Append writes the job's line at the end of its output, run.Stdout, if the job wishes
-// that. It is for the node that the batch script ran on.
+// Append writes the job's line at the end of its output, run.Stdout, if the job asks
+// for that. It is for the node that the batch script ran on.
 func Append(ctx context.Context, run rpc.JobRun, reports []lease.Report) error {
 	text := Line(reports)
-	if !Wished(run) || text == "" {
+	if !Asked(run) || text == "" {
 		return nil
 	}
 	if run.UID != reports[0].UID {

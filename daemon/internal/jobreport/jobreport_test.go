@@ -123,7 +123,7 @@ func userDir(t *testing.T) (dir, file string) {
 }
 
 func run(file string) rpc.JobRun {
-	return rpc.JobRun{Job: "7", UID: 65534, GID: 65534, Wishes: map[string]string{Wish: "yes"}, Stdout: file}
+	return rpc.JobRun{Job: "7", UID: 65534, GID: 65534, Options: map[string]string{Option: "yes"}, Stdout: file}
 }
 
 func TestAppend(t *testing.T) {
@@ -143,7 +143,7 @@ func TestAppend(t *testing.T) {
 	}
 	// Nothing to do, and no error.
 	quiet, none, null := run(file), run(""), run("/dev/null")
-	quiet.Wishes = nil
+	quiet.Options = nil
 	for i, c := range []struct {
 		run rpc.JobRun
 		rs  []lease.Report

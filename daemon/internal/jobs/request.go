@@ -82,7 +82,7 @@ func Request(ctx context.Context, set Settings, pools PoolSource, cluster string
 	for _, p := range form.Fractions(percent) {
 		r.Fractions = append(r.Fractions, lease.Fraction{Percent: p})
 	}
-	return r, wishes(ctx, set, pools, j, run, units/nodes, &r)
+	return r, applyOptions(ctx, set, pools, j, run, units/nodes, &r)
 }
 
 // perNode is what the gres request says, 0 if it says nothing.
@@ -134,19 +134,19 @@ func poolOf(set Settings, have slurm.Counts) (pool string, units uint64, _ error
 	return pool, units, nil
 }
 
-// wishes applies the partition's defaults and the user's options to a request for which
+// applyOptions applies the partition's defaults and the user's options to a request for which
 // the job holds units licences on each node.
-func wishes(ctx context.Context, set Settings, source PoolSource, j slurm.Job, run rpc.JobRun, units uint64, r *lease.Request) error {
+func applyOptions(ctx context.Context, set Settings, source PoolSource, j slurm.Job, run rpc.JobRun, units uint64, r *lease.Request) error {
 	def := set.Partitions[j.Partition]
 	r.Policy, r.Lend, r.Place = def.Policy, def.Lend, def.Place
 	mem, whose := def.Mem, "the partition's memory"
-	if p := run.Wishes["pool"]; p != "" && p != r.Pool {
+	if p := run.Options["pool"]; p != "" && p != r.Pool {
 		return lease.Errorf(lease.Invalid, "--rgpu-pool=%s, but the licences are those of pool %s; submit the job again, with --rgpu-pool on its own command line or #SBATCH line", form.Name(p), r.Pool)
 	}
-	if err := options.CheckPassed(run.Wishes); err != nil {
+	if err := options.CheckPassed(run.Options); err != nil {
 		return lease.Errorf(lease.Invalid, "%s", form.Name(err.Error()))
 	}
-	if p := run.Wishes["policy"]; p != "" {
+	if p := run.Options["policy"]; p != "" {
 		policy, lend, err := lease.ParsePolicy(p)
 		if err != nil {
 			return lease.Errorf(lease.Invalid, "--rgpu-policy: %v", err)
@@ -155,14 +155,14 @@ func wishes(ctx context.Context, set Settings, source PoolSource, j slurm.Job, r
 			r.Lend = lend
 		}
 	}
-	if g := run.Wishes["grace"]; g != "" {
+	if g := run.Options["grace"]; g != "" {
 		d, _ := options.Duration(g)
 		r.Grace = lease.GraceOf(d)
 	}
-	if run.Wishes["spread"] != "" {
+	if run.Options["spread"] != "" {
 		r.Place = lease.Spread
 	}
-	if m := run.Wishes["mem"]; m != "" {
+	if m := run.Options["mem"]; m != "" {
 		mib, _ := options.MiB(m)
 		mem, whose = mib<<20, "--rgpu-mem"
 	}

@@ -36,7 +36,7 @@ type Partition struct {
 // Counters are counted since the start.
 type Counters struct {
 	Granted, Refused, Requeued uint64 // Prologs of this node, and of slurmctld on the controller, by how they ended
-	Stray                      uint64 // leases that were ended because Slurm, or the node, no longer has their job
+	Orphans                    uint64 // leases that were ended because Slurm, or the node, no longer has their job
 }
 
 // State is what the services of one daemon share: settings in, findings and counters out.
@@ -97,11 +97,11 @@ func (s *State) Count(o rpc.JobOutcome) {
 	}
 }
 
-// CountStray counts a lease that was ended because its job was gone.
-func (s *State) CountStray() {
+// CountOrphan counts a lease that was ended because its job was gone.
+func (s *State) CountOrphan() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.counters.Stray++
+	s.counters.Orphans++
 }
 
 // Counters returns the counters of now.

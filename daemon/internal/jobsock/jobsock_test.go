@@ -132,7 +132,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Who says nothing is let go, and is in nobody's way.
+// Silent clients are disconnected, and do not keep others from being served.
 func TestSilentClients(t *testing.T) {
 	path := start(t, func(context.Context, rpc.Peer, string, Step) ([]rpc.EnvOp, error) { return nil, nil })
 	var quiet []net.Conn

@@ -17,7 +17,7 @@ type Holding struct {
 	Except  string `json:"except,omitempty"` // id of a lease that does not count
 }
 
-// Held is what the leases of a Holding have of one owner's GPUs. What has been granted counts as it was at first:
+// Held is what the leases of a Holding have of one owner's GPUs. A lease counts with what it was first granted:
 // what `sluice set` has taken from it can be given back.
 type Held struct {
 	Percent  uint64 `json:"percent"`            // of GPUs, added up

@@ -14,8 +14,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
-// Flow: a scrape reads what the daemon has in memory, through Source, and asks
-// nobody else. It takes no lock of its own.
+// Flow: a scrape reads what the daemon has in memory, through Source. It calls no other process and takes no lock here.
 
 // Source is what is exported. Every function answers at once, from memory; nil
 // ones have nothing to say.

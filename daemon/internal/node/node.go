@@ -218,8 +218,8 @@ func (n *Node) look(ctx context.Context) (bool, error) {
 	case ctx.Err() != nil:
 		return false, ctx.Err()
 	case err != nil:
-		// The library is there and hangs: leases of earlier stand, and whoever
-		// asks is told that the GPUs cannot be seen.
+		// The library is there and hangs: earlier leases stay, and requests are refused with
+		// the reason that the GPUs cannot be seen.
 		n.log.Error("GPUs cannot be seen; the owner role starts without", "error", err)
 	case cfg.Owner.Enabled == "auto" && len(s.GPUs) == 0 && earlier != nil:
 		n.log.Info("no GPU here to lend; see owner.enabled", "nvml", s.Error)

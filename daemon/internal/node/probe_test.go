@@ -35,12 +35,12 @@ type probed struct {
 
 func (p *probed) Probe(ctx context.Context, host string, r lease.ProbeRequest) ([]lease.Offer, error) {
 	p.Admission = probe.NewAdmission("gpu01", slog.New(slog.DiscardHandler)) // no pause after the last one
-	wish := r
-	wish.Connections -= p.short
+	request := r
+	request.Connections -= p.short
 	if r.Encrypt {
-		wish.CertHashes = r.CertHashes[:wish.Connections]
+		request.CertHashes = r.CertHashes[:request.Connections]
 	}
-	slot, err := p.Begin(context.WithoutCancel(ctx), host, wish)
+	slot, err := p.Begin(context.WithoutCancel(ctx), host, request)
 	if err != nil {
 		return nil, err
 	}

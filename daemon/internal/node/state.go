@@ -122,7 +122,7 @@ func (n *Node) counters() []metrics.Counter {
 		{Name: "jobs_granted_total", Help: "Prologs that gave a Slurm job its fractions.", Value: j.Granted},
 		{Name: "jobs_refused_total", Help: "Prologs that refused a Slurm job.", Value: j.Refused},
 		{Name: "jobs_requeued_total", Help: "Prologs that had a Slurm job requeued for lack of room.", Value: j.Requeued},
-		{Name: "jobs_stray_total", Help: "Leases ended because their Slurm job was gone without an Epilog.", Value: j.Stray},
+		{Name: "jobs_stray_total", Help: "Leases ended because their Slurm job was gone without an Epilog.", Value: j.Orphans},
 	}
 	if n.owner == nil {
 		return out

@@ -50,20 +50,20 @@ func (c *clock) reboot() {
 
 // workers are session processes without processes: they outlive the daemon.
 type workers struct {
-	mu      sync.Mutex
-	n       int
-	live    map[string][]lease.Session
-	made    map[string]uint64 // sessions of a lease that ever were, until it is forgotten
-	onEnd   func(lease.Session, string)
-	untold  []lease.Session // ended while no daemon was there
-	down    bool            // the daemon is
-	endErr  error
-	shares  map[string]lease.Lease // as they were told last
-	did     map[string]lease.Counts
-	busy    map[string]time.Duration
-	lends   map[string]bool
-	gate    chan struct{} // Start waits for it, if there is one
-	started chan struct{}
+	mu         sync.Mutex
+	n          int
+	live       map[string][]lease.Session
+	made       map[string]uint64 // sessions of a lease that ever were, until it is forgotten
+	onEnd      func(lease.Session, string)
+	unreported []lease.Session // ended while no daemon was there
+	down       bool            // the daemon is
+	endErr     error
+	shares     map[string]lease.Lease // as they were told last
+	did        map[string]lease.Counts
+	busy       map[string]time.Duration
+	lends      map[string]bool
+	gate       chan struct{} // Start waits for it, if there is one
+	started    chan struct{}
 }
 
 func newWorkers() *workers {
@@ -185,7 +185,7 @@ func (w *workers) tell(s lease.Session, reason string) {
 	f := w.onEnd
 	if f == nil || w.down {
 		f = nil
-		w.untold = append(w.untold, s)
+		w.unreported = append(w.unreported, s)
 	}
 	w.mu.Unlock()
 	if f != nil {
@@ -195,10 +195,10 @@ func (w *workers) tell(s lease.Session, reason string) {
 
 func (w *workers) OnEnd(f func(lease.Session, string)) {
 	w.mu.Lock()
-	untold := w.untold
-	w.untold, w.onEnd, w.down = nil, f, false
+	unreported := w.unreported
+	w.unreported, w.onEnd, w.down = nil, f, false
 	w.mu.Unlock()
-	for _, s := range untold {
+	for _, s := range unreported {
 		f(s, "ended while the daemon was down")
 	}
 }
@@ -293,7 +293,7 @@ func (n *node) start() {
 		if e.Event == audit.SessionEnd {
 			n.workers.mu.Lock()
 			defer n.workers.mu.Unlock()
-			n.workers.untold = append(n.workers.untold, lease.Session{ID: e.Session, Lease: e.Lease, Client: e.PID, Program: e.Program})
+			n.workers.unreported = append(n.workers.unreported, lease.Session{ID: e.Session, Lease: e.Lease, Client: e.PID, Program: e.Program})
 		}
 	}}
 	n.Owner, err = New(Config{Name: n.name, Version: "test", Ledger: n.ledger, Devices: func() ([]lease.GPU, time.Duration) { return n.devices, 0 },

@@ -255,7 +255,7 @@ func (o *Owner) told(ctx context.Context) error {
 	o.mu.Lock()
 	seq := o.journal.seq
 	for {
-		left, n := o.promises.untold(seq, o.clock.Up())
+		left, n := o.promises.unaware(seq, o.clock.Up())
 		if n == 0 {
 			o.mu.Unlock()
 			return nil
@@ -276,8 +276,8 @@ func (o *Owner) told(ctx context.Context) error {
 	}
 }
 
-// untold is how many controllers with promises have not heard of a change, and how long the first of these promises still holds. mu is held.
-func (p *promises) untold(seq uint64, now time.Duration) (left time.Duration, n int) {
+// unaware is how many controllers with promises have not heard of a change, and how long the first of these promises still holds. mu is held.
+func (p *promises) unaware(seq uint64, now time.Duration) (left time.Duration, n int) {
 	for _, c := range p.to {
 		if c.knows >= seq || now >= c.until {
 			continue

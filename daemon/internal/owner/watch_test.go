@@ -105,7 +105,7 @@ func TestWatch(t *testing.T) {
 	_, err = n.Watch(gone, "ctl", last.At, time.Minute)
 	code(t, err, lease.Down)
 
-	// Who has missed too much is told all.
+	// A watcher that has missed more than the journal holds is told everything.
 	for range journalSize + 1 {
 		n.SetLimits(Limits{})
 	}

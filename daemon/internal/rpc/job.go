@@ -19,7 +19,7 @@ type JobRun struct {
 	Name      string            `json:"name,omitempty"`
 	Partition string            `json:"partition,omitempty"`
 	Licences  *string           `json:"licences,omitempty"` // SLURM_JOB_LICENSES; nil where this release or script has none
-	Wishes    map[string]string `json:"wishes,omitempty"`   // the user's options, by name without "--rgpu-"
+	Options   map[string]string `json:"wishes,omitempty"`   // the user's options, by name without "--rgpu-"; older daemons know the field as wishes
 	Stdout    string            `json:"stdout,omitempty"`
 	WorkDir   string            `json:"work_dir,omitempty"`
 }

@@ -44,8 +44,8 @@ func toJobRun(r JobRun) *pb.JobRun {
 	if r.Licences != nil {
 		out.LicencesKnown, out.Licences = true, text(*r.Licences)
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.Wishes)) {
-		out.Wishes = append(out.Wishes, &pb.Wish{Name: text(name), Value: text(r.Wishes[name])})
+	for _, name := range slices.Sorted(maps.Keys(r.Options)) {
+		out.Wishes = append(out.Wishes, &pb.Wish{Name: text(name), Value: text(r.Options[name])})
 	}
 	return out
 }
@@ -61,9 +61,9 @@ func fromJobRun(r *pb.JobRun) JobRun {
 		out.Licences = &s
 	}
 	if w := r.GetWishes(); len(w) > 0 {
-		out.Wishes = make(map[string]string, len(w))
+		out.Options = make(map[string]string, len(w))
 		for _, x := range w {
-			out.Wishes[x.GetName()] = x.GetValue()
+			out.Options[x.GetName()] = x.GetValue()
 		}
 	}
 	return out

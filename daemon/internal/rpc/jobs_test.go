@@ -64,7 +64,7 @@ func TestJobs(t *testing.T) {
 	none := ""
 	run := JobRun{
 		Job: "7", Restart: 2, Nodes: []string{"n1", "n2"}, UID: 1000, GID: 100, User: "u", Account: "a", Name: "na\nme", Partition: "p",
-		Licences: &none, Wishes: map[string]string{"mem": "20G", "report": ""}, Stdout: "/o", WorkDir: "/w",
+		Licences: &none, Options: map[string]string{"mem": "20G", "report": ""}, Stdout: "/o", WorkDir: "/w",
 	}
 	me := Peer{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: os.Getpid()}
 	check := func(call string, got, want any, err error) {

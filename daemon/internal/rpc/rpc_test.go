@@ -170,9 +170,9 @@ func TestOwner(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 	change := lease.Change{Lease: "l1", Shares: []uint32{40, 0}, Policy: lease.Fixed, Beyond: true, By: 7}
-	wish := lease.ProbeRequest{UID: 7, Connections: 2, Encrypt: true, CertHashes: [][]byte{{1}, {2}}}
-	offers, err := c.Probe(ctx, "node02", wish)
-	expect(err, "probe", "node01", wish)
+	request := lease.ProbeRequest{UID: 7, Connections: 2, Encrypt: true, CertHashes: [][]byte{{1}, {2}}}
+	offers, err := c.Probe(ctx, "node02", request)
+	expect(err, "probe", "node01", request)
 	if len(offers) != 2 || offers[1].Ticket != [16]byte{2} {
 		t.Errorf("%+v", offers)
 	}
@@ -368,7 +368,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// Who connects and says nothing, or half of something, is closed in time.
+// A connection on which nothing comes, or half of a message, is closed in time.
 func TestHalfOpen(t *testing.T) {
 	t.Parallel()
 	addr := serve(t, &book{name: "gpu01"}, known(t, "gpu01", mungetest.Start(t, "k")), limit.New(limit.Bounds{}))
@@ -418,7 +418,7 @@ func TestProbeOfOlder(t *testing.T) {
 	if _, err := c.Inventory(ctx); err != nil {
 		t.Errorf("what it has: %v", err)
 	}
-	// Whoever is refused for another reason is told that one.
+	// A call that is refused for another reason returns that reason.
 	other := *c
 	other.version = "9.9"
 	other.c = refusing{c.c}

@@ -177,7 +177,7 @@ func (w *lineWriter) end() {
 	}
 }
 
-// Rights are whose jobs a user of the accounting may see by the user's office.
+// Rights says whose jobs a user may see as an operator or coordinator of Slurm's accounting.
 type Rights struct {
 	All      bool     // an operator or administrator
 	Accounts []string // of which the user is a coordinator

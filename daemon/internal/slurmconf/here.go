@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
 )
 
-// What is on this node besides slurm.conf: its name, the shim, the scripts and the plug-in as files.
+// What is checked on this node besides slurm.conf: its name, and the files of the shim, the scripts and the plug-in.
 
 // here looks whether this machine is a node of Slurm's by the name that sluice.yaml gives it, and at what its jobs load.
 func (c *checker) here(nodes map[string]string) {

@@ -28,7 +28,7 @@ func TestLiarEndsNobody(t *testing.T) {
 	c, s := open(t, p, 1)
 	defer c.Close()
 	waitFor(t, "a member", func() bool { at, _ := p.tenantOf(0, victim.ID); return at.Members == 1 })
-	p.join(t, 0, other.ID).Request() // so that work which is late harms somebody
+	p.join(t, 0, other.ID).Request() // so that work which is overdue harms somebody
 
 	liar := turnstest.NewLiar(t, p.schedules[simUUID(0)])
 	n := liar.TenantOf(victim.ID)
@@ -68,8 +68,8 @@ func TestLiarEndsNobody(t *testing.T) {
 		slot = at.slot
 	}
 	q.mu.Unlock()
-	if q.leases[victim.ID].file.DeniesLate(slot, 0) != true {
-		t.Error("an idle session says that its work is late")
+	if q.leases[victim.ID].file.DeniesOverdue(slot, 0) != true {
+		t.Error("an idle session says that its work is overdue")
 	}
 	// The account of a release that keeps no debts there denies nothing.
 	f, err := os.OpenFile(filepath.Join(q.cfg.Dir, victim.ID, accountName), os.O_RDWR, 0)
@@ -88,14 +88,14 @@ func TestLiarEndsNobody(t *testing.T) {
 		}
 	}
 	if !ended {
-		t.Error("a session of another release is not ended for its late work")
+		t.Error("a session of another release is not ended for its overdue work")
 	}
 	waitFor(t, "its end", func() bool { return q.gone(s) })
 }
 
-// TestDelayedIsNotLate: time in which other work delayed overdue work does not count towards the limit that ends its session, and a session
+// TestDelayedIsNotOverdue: time in which other work delayed overdue work does not count towards the limit that ends its session, and a session
 // does not escape that limit by saying now and then that its work is delayed.
-func TestDelayedIsNotLate(t *testing.T) {
+func TestDelayedIsNotOverdue(t *testing.T) {
 	const limit = time.Second
 	now := time.Unix(1000, 0)
 	p := &Pool{overdue: map[overrunKey]overdueWork{}}
@@ -105,7 +105,7 @@ func TestDelayedIsNotLate(t *testing.T) {
 		now = now.Add(after)
 		still := map[overrunKey]overdueWork{}
 		c := turns.TenantCounters{Lease: "lease", Ends: !delayed}
-		found := p.judge(still, now, "gpu", &c, turns.Late{PID: 7, Time: now.Sub(begun)}, delayed)
+		found := p.judge(still, now, "gpu", &c, turns.Overdue{PID: 7, Time: now.Sub(begun)}, delayed)
 		p.overdue = still
 		return found
 	}
@@ -116,13 +116,13 @@ func TestDelayedIsNotLate(t *testing.T) {
 	}
 	for range 10 {
 		if found := see(limit/10, false); len(found) != 0 {
-			t.Fatalf("delayed for 1.4 limits, and then late until %v: %+v", now.Sub(begun), found)
+			t.Fatalf("delayed for 1.4 limits, and then overdue until %v: %+v", now.Sub(begun), found)
 		}
 	}
 	see(limit/10, true)
 	see(limit/10, false)
 	if found := see(limit/10, false); len(found) != 1 || found[0].Time < limit {
-		t.Fatalf("late for more than a limit: %+v", found)
+		t.Fatalf("overdue for more than a limit: %+v", found)
 	}
 	if found := see(limit/10, false); len(found) != 0 {
 		t.Errorf("found again: %+v", found)

@@ -394,12 +394,12 @@ type overrunKey struct {
 
 // overdueWork is what is known of work that stays on a GPU while others wait.
 type overdueWork struct {
-	seen     time.Time     // when it was last seen
-	delayed  bool          // then other work delayed it
-	late     time.Duration // for how long it has been seen that nothing delayed it
-	excused  time.Duration // and for how long that other work did
-	reported bool
-	ending   bool // it was reported, and its session is to end
+	seen      time.Time     // when it was last seen
+	delayed   bool          // then other work delayed it
+	undelayed time.Duration // for how long it has been seen that nothing delayed it
+	excused   time.Duration // and for how long that other work did
+	reported  bool
+	ending    bool // it was reported, and its session is to end
 }
 
 // WatchTurns checks the schedules at intervals until ctx ends. It clears what was left by sessions whose end nobody
@@ -468,7 +468,7 @@ func (p *Pool) overruns(now time.Time) []Overrun {
 	still := map[overrunKey]overdueWork{}
 	for gpu, b := range p.schedules {
 		for _, c := range b.Read() {
-			for _, s := range c.Late {
+			for _, s := range c.Overdue {
 				found = append(found, p.judge(still, now, gpu, &c, s, false)...)
 			}
 			for _, s := range c.Delayed { // if that is true; it ends no session, but it cannot go on for ever
@@ -481,13 +481,13 @@ func (p *Pool) overruns(now time.Time) []Overrun {
 	return found
 }
 
-// delayedLimits is after how many limits late work is told that others delay, as the sessions say.
+// delayedLimits is how many times the limit overdue work may last before it is reported, if sessions say that work of others delayed it.
 const delayedLimits = 3
 
 // judge looks at overdue work, and notes in still what it has seen. Time in which other work delayed it counts apart from time in
 // which nothing did: it never adds to what ends a session. mu is held.
-func (p *Pool) judge(still map[overrunKey]overdueWork, now time.Time, gpu string, c *turns.TenantCounters, s turns.Late, delayed bool) (found []Overrun) {
-	if p.deniesLate(c.Lease, gpu, s.PID) {
+func (p *Pool) judge(still map[overrunKey]overdueWork, now time.Time, gpu string, c *turns.TenantCounters, s turns.Overdue, delayed bool) (found []Overrun) {
+	if p.deniesOverdue(c.Lease, gpu, s.PID) {
 		return nil
 	}
 	k := overrunKey{gpu, c.Lease, s.PID}
@@ -500,19 +500,19 @@ func (p *Pool) judge(still map[overrunKey]overdueWork, now time.Time, gpu string
 	case w.delayed:
 		w.excused += now.Sub(w.seen)
 	default:
-		w.late += now.Sub(w.seen)
+		w.undelayed += now.Sub(w.seen)
 	}
 	w.seen, w.delayed = now, delayed
-	late, may := w.late, p.sharing.Limit
+	overdue, may := w.undelayed, p.sharing.Limit
 	if delayed {
-		late, may = w.excused, delayedLimits*may
+		overdue, may = w.excused, delayedLimits*may
 	}
 	// Between two checks one piece of overdue work may have ended and another one begun.
-	late = min(late, s.Time)
-	if late > may && (!w.reported || c.Ends && !w.ending) { // since the report the site may have chosen to end such sessions
+	overdue = min(overdue, s.Time)
+	if overdue > may && (!w.reported || c.Ends && !w.ending) { // since the report the site may have chosen to end such sessions
 		w.reported, w.ending = true, c.Ends
-		o := p.overrun(c.Lease, gpu, s.PID, control.OverrunReason("GPU "+gpu, late, c.Owes, p.sharing.Limit))
-		o.Time = late
+		o := p.overrun(c.Lease, gpu, s.PID, control.OverrunReason("GPU "+gpu, overdue, c.Owes, p.sharing.Limit))
+		o.Time = overdue
 		if c.Ends {
 			o.Ended = p.endOverrun(c.Lease, s.PID, o.Reason)
 		}
@@ -522,16 +522,16 @@ func (p *Pool) judge(still map[overrunKey]overdueWork, now time.Time, gpu string
 	return found
 }
 
-// deniesLate says whether a session has no late work by its own word, which no other lease's session can write. What the schedule
+// deniesOverdue says whether a session has no overdue work by its own word, which no other lease's session can write. What the schedule
 // says then is a lie or out of date. mu is held.
-func (p *Pool) deniesLate(id, gpu string, pid int) bool {
+func (p *Pool) deniesOverdue(id, gpu string, pid int) bool {
 	l := p.leases[id]
 	if l == nil || l.file == nil {
 		return false
 	}
 	for s := range l.sessions {
 		if s.Worker.PID == pid && pid != 0 {
-			return l.file.DeniesLate(s.slot, slices.Index(l.gpus, gpu))
+			return l.file.DeniesOverdue(s.slot, slices.Index(l.gpus, gpu))
 		}
 	}
 	return false

@@ -638,7 +638,7 @@ func TestInherit(t *testing.T) {
 	}
 }
 
-// TestEstateEnds: what nobody inherits is free once nobody can, or after a while; a damaged time does not keep it.
+// TestEstateEnds: memory that no session inherits is free once no session can, or after a while; a damaged time does not keep it.
 func TestEstateEnds(t *testing.T) {
 	l, err := NewBook([]uint64{100 << 20}).Grant(0)
 	if err != nil {

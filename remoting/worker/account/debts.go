@@ -33,13 +33,13 @@ func (d Debts) Excused(f func(until, span *atomic.Uint64)) bool {
 	return d.words.guard(func() { f(d.words.word(d.excused), d.words.word(d.excused+pairSize)) }) == nil
 }
 
-// SetLate notes whether work of this session is late on the device.
-func (d Debts) SetLate(late bool) {
+// SetOverdue notes whether this session has overdue work on the device.
+func (d Debts) SetOverdue(is bool) {
 	if d.slot < 0 {
 		return
 	}
 	_ = d.file.guard(func() {
-		if w := &d.file.layout().late[d.slot]; late {
+		if w := &d.file.layout().overdue[d.slot]; is {
 			w.Or(1 << d.dev)
 		} else {
 			w.And(^(uint64(1) << d.dev))
@@ -47,11 +47,11 @@ func (d Debts) SetLate(late bool) {
 	})
 }
 
-// DeniesLate says whether the session of a slot, by its own word, has no late work on a device. In an account that a release before
+// DeniesOverdue says whether the session of a slot, by its own word, has no overdue work on a device. In an account that a release before
 // this one has made sessions say nothing about that.
-func (a *File) DeniesLate(slot, dev int) (denies bool) {
+func (a *File) DeniesOverdue(slot, dev int) (denies bool) {
 	_ = a.guard(func() {
-		denies = slot >= 0 && slot < MaxSlots && dev >= 0 && a.layout().keepsDebts.Load() == 1 && a.layout().late[slot].Load()>>dev&1 == 0
+		denies = slot >= 0 && slot < MaxSlots && dev >= 0 && a.layout().keepsDebts.Load() == 1 && a.layout().overdue[slot].Load()>>dev&1 == 0
 	})
 	return denies
 }

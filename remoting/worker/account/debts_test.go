@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A lease's sessions and their starter share its debts, by device, and they outlive the sessions. Whose work is late is said by session.
+// A lease's sessions and their starter share its debts, by device, and they outlive the sessions. Whose work is overdue is said by session.
 func TestDebts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "account")
 	a, err := Create(path, []uint64{Granule, Granule})
@@ -40,22 +40,22 @@ func TestDebts(t *testing.T) {
 				t.Fatal("no debts")
 			}
 			set(d, uint64(1+dev))
-			if !a.DeniesLate(slot, dev) {
-				t.Errorf("session %d is late on device %d", i, dev)
+			if !a.DeniesOverdue(slot, dev) {
+				t.Errorf("session %d has overdue work on device %d", i, dev)
 			}
 		}
 	}
 	first, _ := sessions[0].Debts(0)
 	second, _ := sessions[0].Debts(1)
 	other, _ := sessions[1].Debts(1)
-	first.SetLate(true)
-	second.SetLate(true)
-	other.SetLate(true)
-	second.SetLate(false)
+	first.SetOverdue(true)
+	second.SetOverdue(true)
+	other.SetOverdue(true)
+	second.SetOverdue(false)
 	for i, want := range [2][2]bool{{true, false}, {false, true}} {
 		for dev := range 2 {
-			if got := !a.DeniesLate(sessions[i].slot, dev); got != want[dev] {
-				t.Errorf("session %d, device %d: late %v", i, dev, got)
+			if got := !a.DeniesOverdue(sessions[i].slot, dev); got != want[dev] {
+				t.Errorf("session %d, device %d: overdue %v", i, dev, got)
 			}
 		}
 	}
@@ -63,8 +63,8 @@ func TestDebts(t *testing.T) {
 	if err := a.Free(0); err != nil {
 		t.Fatal(err)
 	}
-	if slot, err := a.Claim(Client{PID: 2, Name: "two"}, 0, 0); err != nil || slot != 0 || !a.DeniesLate(0, 0) {
-		t.Errorf("the next session, of slot %d, is late (%v)", slot, err)
+	if slot, err := a.Claim(Client{PID: 2, Name: "two"}, 0, 0); err != nil || slot != 0 || !a.DeniesOverdue(0, 0) {
+		t.Errorf("the next session, of slot %d, has overdue work (%v)", slot, err)
 	}
 	again, err := Open(path, nil)
 	if err != nil {
@@ -75,10 +75,10 @@ func TestDebts(t *testing.T) {
 		if got, want := get(d), [4]uint64{uint64(2 + 2*dev), uint64(20 + 20*dev), uint64(200 + 200*dev), uint64(2000 + 2000*dev)}; !kept || got != want {
 			t.Errorf("device %d: %v, want %v", dev, got, want)
 		}
-		d.SetLate(true) // says nothing of any session
+		d.SetOverdue(true) // says nothing of any session
 	}
 	for _, dev := range []int{-1, 2} {
-		if _, kept := again.Debts(dev); kept || again.DeniesLate(0, -1) {
+		if _, kept := again.Debts(dev); kept || again.DeniesOverdue(0, -1) {
 			t.Errorf("there is a device %d", dev)
 		}
 	}
@@ -91,7 +91,7 @@ func TestDebts(t *testing.T) {
 	}
 	// An account of a release before this one.
 	a.layout().keepsDebts.Store(0)
-	if _, kept := a.Debts(0); kept || a.DeniesLate(1, 0) {
+	if _, kept := a.Debts(0); kept || a.DeniesOverdue(1, 0) {
 		t.Error("an account without debts has some")
 	}
 }

@@ -264,7 +264,7 @@ func (a *File) Claim(c Client, kind uint32, opened int64) (slot int, err error) 
 			for w := range words[1:] { // all but the state
 				words[1+w].Store(0)
 			}
-			a.layout().late[i].Store(0)
+			a.layout().overdue[i].Store(0)
 			r.kind.Store(uint64(kind))
 			r.client.Store(uint64(c.PID))
 			r.opened.Store(uint64(opened))

@@ -42,7 +42,7 @@ type accountFile struct {
 	others         words                   // sessions of other leases
 	keepsDebts     atomic.Uint64           // 1: the words of debts are used, as package turns says
 	debt, debited  words                   // pairSize apart
-	late           [MaxSlots]atomic.Uint64 // a bit for each device on which the work of the slot's session is late
+	overdue        [MaxSlots]atomic.Uint64 // a bit for each device on which the work of the slot's session is overdue
 	excused, span  words                   // pairSize apart
 	_              [headerSize - 2984]byte
 	slots          [MaxSlots]slotRecord
@@ -99,7 +99,7 @@ var (
 	_ [416]byte             = [unsafe.Offsetof(accountFile{}.keepsDebts)]byte{}
 	_ [424]byte             = [unsafe.Offsetof(accountFile{}.debt)]byte{}
 	_ [424 + pairSize]byte  = [unsafe.Offsetof(accountFile{}.debited)]byte{}
-	_ [680]byte             = [unsafe.Offsetof(accountFile{}.late)]byte{}
+	_ [680]byte             = [unsafe.Offsetof(accountFile{}.overdue)]byte{}
 	_ [2728]byte            = [unsafe.Offsetof(accountFile{}.excused)]byte{}
 	_ [2728 + pairSize]byte = [unsafe.Offsetof(accountFile{}.span)]byte{}
 	_ [headerSize]byte      = [unsafe.Offsetof(accountFile{}.slots)]byte{}

@@ -162,8 +162,8 @@ func TestPartDebts(t *testing.T) {
 		}
 	}
 	d, _ = a.Debts(0)
-	d.SetLate(true)
-	if r.f.DeniesLate(a.slot, 0) || !r.f.DeniesLate(all.slot, 0) {
-		t.Error("a session says in the lease's account that it is late")
+	d.SetOverdue(true)
+	if r.f.DeniesOverdue(a.slot, 0) || !r.f.DeniesOverdue(all.slot, 0) {
+		t.Error("a session says in the lease's account that it has overdue work")
 	}
 }

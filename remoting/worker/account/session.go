@@ -102,8 +102,7 @@ func (s *Session) enter() bool {
 
 func (s *Session) leave() { _ = s.file.setLock(unix.F_OFD_SETLK, unix.F_UNLCK, 0) }
 
-// bury frees what dead sessions hold that nobody has freed yet, because whoever
-// started them is gone too. It says whether there was any. Byte 0 is held.
+// bury frees what dead sessions still hold because the process that started them is gone too. It says whether there was any. Byte 0 is held.
 func (s *Session) bury() bool {
 	a, some := s.file, false
 	for i := range a.high() {
@@ -223,8 +222,9 @@ func (s *Session) Life(slot int) uint64 {
 }
 
 // Inherit charges bytes to this session that an earlier one was charged for, which has ended and whose memory this one
-// has open: the one with that life in that slot. No room is needed for what it had lent and nobody has inherited;
-// for more it is, and Inherit says whether there was. It says no as long as the bytes are charged in the slot itself.
+// has open: the one with that life in that slot. Memory that the earlier one had lent, and no other session has inherited,
+// needs no free room; anything beyond that does, and Inherit says whether there was enough. It says no as long as the bytes
+// are charged in the slot itself.
 func (s *Session) Inherit(dev, from int, life, bytes uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -41,9 +41,9 @@ const ExitOverrun = 3
 
 // OverrunReason says why a session ends that exceeds the site's limit. owes is what the lease's sessions took of the
 // GPU's time together and have not paid for.
-func OverrunReason(gpu string, late, owes, limit time.Duration) string {
+func OverrunReason(gpu string, overdue, owes, limit time.Duration) string {
 	return fmt.Sprintf(overrunText+"%s for %v after its turn, and its lease owes %v of that GPU's time; shares.overrun.limit is %v",
-		gpu, late.Round(time.Millisecond), owes.Round(time.Millisecond), limit)
+		gpu, overdue.Round(time.Millisecond), owes.Round(time.Millisecond), limit)
 }
 
 // overrunText is what reasons of OverrunReason begin with.

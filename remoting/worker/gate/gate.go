@@ -97,7 +97,7 @@ type locked struct {
 	stragglers   []straggler
 	overdueAt    int64 // when the oldest overdue straggler became one; 0: none is overdue
 	overdueSince int64 // since when there has always been an overdue one,
-	late         int64 // and for how long of that others waited, ns
+	overdueTime  int64 // and for how long of that others waited, ns
 	chargedUntil int64 // until when the time of stragglers has been charged, ns
 	lostAt       int64 // when the last turn was lost
 	lostOverdue  bool  // the work that was in flight then is overdue
@@ -322,7 +322,7 @@ func (g *Gate) hasRoom(a *admission, now int64) bool {
 		g.pause(4 * (g.flight.remainingIn(a.q, now) - safeQueued))
 		return false
 	}
-	// What is in flight may be waiting for this very work.
+	// The work in flight may be waiting for this call.
 	g.stuck = limit == stuckTime || g.stuck
 	g.giveUp(now, false)
 	return true
@@ -397,8 +397,8 @@ func napFor(c turns.Clock, remaining int64) {
 	}
 }
 
-// backlogged says whether a stream has enough work in flight. With already, it had; then it
-// still has until there is a good deal less.
+// backlogged says whether a stream has enough work in flight. already says that it had enough before: then it
+// counts as backlogged until there is a good deal less.
 func (g *Gate) backlogged(q *queue, now int64, already bool) bool {
 	f := &g.flight
 	if g.overdueAt != 0 && now-g.overdueAt < stragglerTime {

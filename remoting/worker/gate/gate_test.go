@@ -231,7 +231,7 @@ func TestOverran(t *testing.T) {
 	b, clock := turnstest.Schedule(t, site), &turnstest.Clock{T: 1e9}
 	set := testSet(&fake{})
 	var over time.Duration
-	set.Overran = func(late, _, _ time.Duration) { over = late }
+	set.Overran = func(overdue, _, _ time.Duration) { over = overdue }
 	g := newGate(set, turnstest.Member(t, b, turnstest.Tenant(t, b, "one", turns.Policy{Kind: turns.Fixed, Weight: 1000}), clock), clock)
 	other := turnstest.Member(t, b, turnstest.Tenant(t, b, "two", turns.Policy{Kind: turns.Fixed, Weight: 9000}), clock)
 	ev := g.flight.driver.NewEvent()
@@ -241,19 +241,19 @@ func TestOverran(t *testing.T) {
 		clock.T += gms
 		g.collect(clock.T)
 	}
-	if over != 0 || g.late != 0 {
-		t.Fatalf("alone it was late for %v and ended after %v", time.Duration(g.late), over)
+	if over != 0 || g.overdueTime != 0 {
+		t.Fatalf("alone it was overdue for %v and ended after %v", time.Duration(g.overdueTime), over)
 	}
 	other.Request()
 	for i := 1; over == 0 && i < 2000; i++ {
 		clock.T += gms
 		g.collect(clock.T)
-		if want := int64(i) * gms; g.late != want {
-			t.Fatalf("late for %v, want %v", time.Duration(g.late), time.Duration(want))
+		if want := int64(i) * gms; g.overdueTime != want {
+			t.Fatalf("overdue for %v, want %v", time.Duration(g.overdueTime), time.Duration(want))
 		}
 	}
 	if over != 4*time.Second {
-		t.Errorf("it ended when it had been late for %v", over)
+		t.Errorf("it ended when it had been overdue for %v", over)
 	}
 	for _, c := range b.Read() {
 		if c.Lease == "one" && (c.Owes < 700*time.Millisecond || c.Longest != 4*time.Second) {
@@ -400,7 +400,7 @@ func TestLongKernels(t *testing.T) {
 	}
 }
 
-// Who wants to know is told of each phase once when it begins and once when it ends.
+// The set's Tell is called once when a phase begins and once when it ends.
 func TestTell(t *testing.T) {
 	clock := turns.Monotonic{}
 	f := &fake{clock: clock}

@@ -26,7 +26,7 @@ type Config struct {
 	// Overran ends the session, because its work has been on the GPU after a turn for longer than
 	// the site's limit, or because it and the lease's other sessions have taken too much. It may be
 	// called on any thread, while a lock of the gate is held.
-	Overran func(late, owes, limit time.Duration)
+	Overran func(overdue, owes, limit time.Duration)
 	// Tell, if set, is called at the beginning and at the end of each phase, on any thread, while a lock of the gate is held.
 	Tell func(device int, p Phase, begins bool)
 }

@@ -94,7 +94,7 @@ func (g *Gate) reportOverdue() {
 		}
 	}
 	if g.overdueAt == 0 || g.overdueSince == 0 {
-		g.overdueSince, g.late = g.overdueAt, 0
+		g.overdueSince, g.overdueTime = g.overdueAt, 0
 	}
 	g.member.SetOverdue(g.overdueSince)
 }
@@ -173,9 +173,9 @@ func (g *Gate) chargeOverdue(now int64) {
 	from := max(g.overdueAt, g.chargedUntil, now-unseenMost)
 	g.chargedUntil = max(g.chargedUntil, now)
 	if g.member.Debit(from, now) {
-		g.late += now - from
+		g.overdueTime += now - from
 	}
-	if owes, limit, exceeds := g.member.Exceeds(time.Duration(g.late)); exceeds && !g.stop.Load() {
+	if owes, limit, exceeds := g.member.Exceeds(time.Duration(g.overdueTime)); exceeds && !g.stop.Load() {
 		g.set.Overran(time.Duration(now-g.overdueSince), owes, limit)
 	}
 }

@@ -3,7 +3,8 @@ package store
 // What is known of an image's content and costs more to find out than to read: numbers with names, in an extended
 // attribute of the image's file. They follow from the content alone, so they stay right as long as the content is.
 // An attribute that is damaged, or that belongs to other content, is not read: a part of a hash over the image's own
-// hash and the facts stands before them. Who may write the file may write the attribute too; both are the user's own.
+// hash and the facts stands before them. A process that may write the
+// file may write the attribute too: both are the user's.
 
 import (
 	"crypto/sha256"

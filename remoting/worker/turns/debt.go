@@ -5,7 +5,7 @@ package turns
 // A kernel cannot be interrupted, so work may run on beside the next turns. How the driver divides
 // the GPU then depends on what runs. The tenant owes all of that time, as if it still had the turn,
 // however many of its sessions have such work; the tenant that has the turn is not charged for it.
-// Of several tenants the one whose work has been late for longest owes it.
+// If several tenants have such work, the one whose work has been overdue longest is charged.
 // A debt is kept as the time of the clock until which the tenant's share pays for it. Until then
 // the tenant has no time of its own, and borrows none that others want. There is no bound, and
 // neither the end of a session nor a change of the policy clears a debt.
@@ -55,14 +55,14 @@ type DebtStore interface {
 	// Debts calls f with two words that are zero at first and outlive every session of the lease. It returns
 	// false, and may not have called f, if they cannot be used any more.
 	Debts(f func(debt, debited *atomic.Uint64)) bool
-	// SetLate notes whether work of this session is on the GPU after its turn. A session that is not late by that word is
-	// not ended for being late, whatever the state file says.
-	SetLate(late bool)
-	// Excused is like Debts, with the two words of what the lease's late work has been excused (excuse.go).
+	// SetOverdue notes whether work of this session is on the GPU after its turn. A session without overdue work by that word is
+	// not ended for overdue work, whatever the state file says.
+	SetOverdue(is bool)
+	// Excused is like Debts, with the two words of what the lease's overdue work has been excused (excuse.go).
 	Excused(f func(until, span *atomic.Uint64)) bool
 }
 
-// debts calls f with a tenant's debt and the time until which its late work has been charged. These are the originals
+// debts calls f with a tenant's debt and the time until which its overdue work has been charged. These are the originals
 // if this process can reach them; then the state file has a copy of the debt afterwards.
 func (p *pages) debts(i int, f func(debt, debited *atomic.Uint64)) {
 	rec := p.tenant(i)
@@ -198,11 +198,11 @@ func lower(w *atomic.Uint64, n, least int64) {
 	}
 }
 
-// causeOf returns another tenant than i and the holder of the token whose work has been late for longer; nobody: there is none. Such
-// work slows everything else on the GPU: what becomes late meanwhile is not charged, and a tenant that
+// causeOf returns another tenant than i and the holder of the token whose work has been overdue for longer; nobody: there is none. Such
+// work slows everything else on the GPU: what becomes overdue meanwhile is not charged, and a tenant that
 // does not take its turn keeps its claim to that time. Work that its session has not looked at for a while does not count:
 // the session is stopped, and its work may have ended long ago.
-// since is when it became late.
+// since is when it became overdue.
 func (p *pages) causeOf(i, holder int, from, now int64) (cause int, since int64) {
 	mine := int64(1 << 62)
 	cause, since = nobody, mine
@@ -320,9 +320,9 @@ func (m *Member) Indebted() int64 {
 }
 
 // Exceeds says whether this session has to end because of its work on the GPU outside of turns. It
-// also returns what the lease owes, and the site's limit. late is for how long there has been such
+// also returns what the lease owes, and the site's limit. overdue is for how long there has been such
 // work of this session while others waited. The lease may owe as much, and a turn.
-func (m *Member) Exceeds(late time.Duration) (owes, limit time.Duration, exceeds bool) {
+func (m *Member) Exceeds(overdue time.Duration) (owes, limit time.Duration, exceeds bool) {
 	p := m.p
 	n := p.limit()
 	if n == 0 || m.ended() {
@@ -331,6 +331,6 @@ func (m *Member) Exceeds(late time.Duration) (owes, limit time.Duration, exceeds
 	var v view
 	p.load(&v, m.clock.Now())
 	o := v.owes(m.tenant)
-	exceeds = (int64(late) >= n || o >= n+p.quantum()+p.grace()) && p.endsOverruns(&v, m.tenant)
+	exceeds = (int64(overdue) >= n || o >= n+p.quantum()+p.grace()) && p.endsOverruns(&v, m.tenant)
 	return time.Duration(o), time.Duration(n), exceeds
 }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// late makes two members of a tenant of 10 % whose work stays on the GPU, beside a tenant of 90 % that wants it.
-func late(t *testing.T, site Site) (b *Schedule, clock *fake, thieves [2]*Member, victim *Member) {
+// overdueThieves makes two members of a tenant of 10 % whose work stays on the GPU, beside a tenant of 90 % that wants it.
+func overdueThieves(t *testing.T, site Site) (b *Schedule, clock *fake, thieves [2]*Member, victim *Member) {
 	t.Helper()
 	b, clock = newTestSchedule(t, site), &fake{now: 1e12}
 	thief := tenantFor(t, b, "thief", fixedShare(10))
@@ -22,7 +22,7 @@ func late(t *testing.T, site Site) (b *Schedule, clock *fake, thieves [2]*Member
 	return b, clock, thieves, victim
 }
 
-// overrun lets both of them be late for d, charging every millisecond.
+// overrun lets the work of both be overdue for d, charging every millisecond.
 func overrun(clock *fake, thieves [2]*Member, d time.Duration) {
 	for end := clock.now + int64(d); clock.now < end; {
 		from := clock.now
@@ -46,10 +46,10 @@ func owes(t *testing.T, b *Schedule, lease string) time.Duration {
 
 func about(d, want time.Duration) bool { return (d - want).Abs() <= 5*time.Millisecond }
 
-// A lease owes the time of its late work once, however many sessions have some, and without a bound; it has no turn
+// A lease owes the time of its overdue work once, however many sessions have some, and without a bound; it has no turn
 // until its share has paid for it. The tenant that has the turn is not charged for that time.
 func TestDebt(t *testing.T) {
-	b, clock, thieves, victim := late(t, Site{})
+	b, clock, thieves, victim := overdueThieves(t, Site{})
 	before := int64(victim.p.tenant(victim.tenant).vt.Load())
 	overrun(clock, thieves, 100*time.Millisecond)
 	if got := before - int64(victim.p.tenant(victim.tenant).vt.Load()); !about(time.Duration(got), 111*time.Millisecond) {
@@ -73,9 +73,9 @@ func TestDebt(t *testing.T) {
 	}
 }
 
-// Of several tenants with late work the first one owes the time: it slows the others.
+// Of several tenants with overdue work the first one owes the time: it slows the others.
 func TestDebtors(t *testing.T) {
-	b, clock, thieves, _ := late(t, Site{})
+	b, clock, thieves, _ := overdueThieves(t, Site{})
 	other := join(t, b, tenantFor(t, b, "other", Policy{Kind: BestEffort, Weight: 100}), clock)
 	other.SetOverdue(clock.now + ms)
 	for range 1000 {
@@ -89,8 +89,8 @@ func TestDebtors(t *testing.T) {
 		}
 	}
 	for _, c := range b.Read() {
-		if want := map[string]int{"thief": 2}[c.Lease]; len(c.Late) != want {
-			t.Errorf("%s: %+v is late, want %d sessions", c.Lease, c.Late, want)
+		if want := map[string]int{"thief": 2}[c.Lease]; len(c.Overdue) != want {
+			t.Errorf("%s: %+v is overdue, want %d sessions", c.Lease, c.Overdue, want)
 		}
 	}
 	// It paid 100 ms meanwhile, and had what it had not used of the second before.
@@ -107,7 +107,7 @@ func TestDebtors(t *testing.T) {
 
 // Nobody owes anything while no other tenant wants the GPU, or for time of its own lease's turn.
 func TestNoDebt(t *testing.T) {
-	b, clock, thieves, victim := late(t, Site{})
+	b, clock, thieves, victim := overdueThieves(t, Site{})
 	victim.Done(victim.Turn())
 	victim.Withdraw()
 	overrun(clock, thieves, time.Second)
@@ -126,7 +126,7 @@ func TestNoDebt(t *testing.T) {
 // A debt is the lease's: neither the end of its sessions nor a change of its policy clears it, and the next lease in its
 // record has none.
 func TestDebtOutlives(t *testing.T) {
-	b, clock, thieves, victim := late(t, Site{})
+	b, clock, thieves, victim := overdueThieves(t, Site{})
 	overrun(clock, thieves, time.Second)
 	want := owes(t, b, "thief")
 	for _, m := range thieves {
@@ -205,7 +205,7 @@ func TestExceeds(t *testing.T) {
 		name         string
 		overrun      Overrun
 		thief, other Kind
-		late         time.Duration // of the lease
+		overdue      time.Duration // of the lease
 		own          time.Duration // of the session
 		want         bool
 	}{
@@ -217,18 +217,18 @@ func TestExceeds(t *testing.T) {
 		{"a fixed one waits", OverrunEndsFixed, BestEffort, Fixed, time.Second, time.Second, true},
 		{"neither is fixed", OverrunEndsFixed, BestEffort, Equal, time.Second, time.Second, false},
 	} {
-		b, clock, thieves, victim := late(t, Site{Limit: time.Second, Overrun: c.overrun})
+		b, clock, thieves, victim := overdueThieves(t, Site{Limit: time.Second, Overrun: c.overrun})
 		for m, k := range map[*Member]Kind{thieves[0]: c.thief, victim: c.other} {
 			if err := b.Set(m.tenant, Policy{Kind: k, Weight: 1000}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		overrun(clock, thieves, c.late)
+		overrun(clock, thieves, c.overdue)
 		if _, limit, got := thieves[0].Exceeds(c.own); got != c.want || limit != time.Second {
 			t.Errorf("%s: %v, limit %v", c.name, got, limit)
 		}
 		for _, r := range b.Read() {
-			if r.Lease == "thief" && (r.Ends != (c.want || c.name == "below it") || len(r.Late) != 2) {
+			if r.Lease == "thief" && (r.Ends != (c.want || c.name == "below it") || len(r.Overdue) != 2) {
 				t.Errorf("%s: %+v", c.name, r)
 			}
 		}
@@ -237,14 +237,14 @@ func TestExceeds(t *testing.T) {
 
 // A tenant whose sessions are stopped does not wait: what others take then is nobody's.
 func TestStoppedDoesNotWait(t *testing.T) {
-	b, clock, thieves, victim := late(t, Site{})
+	b, clock, thieves, victim := overdueThieves(t, Site{})
 	charged := func() bool {
 		from := clock.now
 		clock.now += ms
 		return thieves[0].Debit(from, clock.now)
 	}
 	if !charged() {
-		t.Fatal("late work beside a tenant that works is not charged")
+		t.Fatal("overdue work beside a tenant that works is not charged")
 	}
 	stopped := 0
 	for range 100 { // the victim's sessions take no turn any more
@@ -274,9 +274,9 @@ func TestStoppedDoesNotWait(t *testing.T) {
 	}
 }
 
-// Late work of a session that is stopped shields nobody: it may have ended long ago.
+// Overdue work of a session that is stopped shields nobody: it may have ended long ago.
 func TestStoppedIsNoCause(t *testing.T) {
-	b, clock, thieves, _ := late(t, Site{})
+	b, clock, thieves, _ := overdueThieves(t, Site{})
 	other := join(t, b, tenantFor(t, b, "other", Policy{Kind: BestEffort, Weight: 100}), clock)
 	for _, m := range thieves {
 		m.SetOverdue(0)

@@ -1,14 +1,14 @@
 package turns
 
-// Excuses: late work that is not charged, because another tenant's late work delays it.
+// Excuses: overdue work that is not charged, because another tenant's overdue work delays it.
 //
-// Any session can say in the state file that its work is late, or another's is, and excuse a thief by it. So late work of others excuses
-// a lease for no more than an eighth of the site's limit at a time, and an eighth of all time in the long run. A turn that another's late
-// work slows ends some milliseconds late; work that is late for longer has another cause.
+// Any session can say in the state file that its work is overdue, or another's is, and excuse a thief by it. So overdue work of others excuses
+// a lease for no more than an eighth of the site's limit at a time, and an eighth of all time in the long run. A turn that another's overdue
+// work slows ends some milliseconds late; work that is overdue for longer has another cause.
 //
 // What a lease has been excused is kept where its debt is (DebtStore), in two words that all of its sessions share. One is the time
 // of the clock at which nothing of it counts any more. The other is the latest span of time that the lease was excused for: several
-// sessions are late at the same time, and the lease is excused for that time once.
+// sessions have overdue work at the same time, and the lease is excused for that time once.
 
 import (
 	"sync/atomic"
@@ -20,13 +20,13 @@ const (
 	excusedRate = 8
 )
 
-// endTime is how much longer than the site's limit late work of a session that has to end may stay, ns.
+// endTime is how much longer than the site's limit overdue work of a session that has to end may stay, ns.
 const endTime = int64(time.Second)
 
 // excused is what this process was excused, where the lease has no DebtStore.
 type excused struct{ until, span atomic.Uint64 }
 
-// excuses says whether late work of the tenant cause excuses that of another from one time to another.
+// excuses says whether overdue work of the tenant cause excuses that of another from one time to another.
 func (p *pages) excuses(v *view, tenant, cause int, from, to int64) bool {
 	limit := p.limit()
 	if limit == 0 || !p.endsOverruns(v, cause) && v.owes(cause) > 0 { // it may stay for any time, and pays

@@ -11,7 +11,7 @@ import (
 type store struct {
 	debt, debited atomic.Uint64
 	until, span   atomic.Uint64
-	late, gone    bool
+	overdue, gone bool
 }
 
 func (s *store) Debts(f func(debt, debited *atomic.Uint64)) bool {
@@ -28,12 +28,12 @@ func (s *store) Excused(f func(until, span *atomic.Uint64)) bool {
 	return !s.gone
 }
 
-func (s *store) SetLate(late bool) { s.late = late }
+func (s *store) SetOverdue(is bool) { s.overdue = is }
 
 // A debt is what a lease's own sessions have made of it: whatever others write into the state file neither adds to it, nor erases it, nor
 // ends a session, and the next look of those who know it restores what the others see.
 func TestDebtIsKept(t *testing.T) {
-	b, clock, thieves, victim := late(t, Site{Limit: time.Second, Overrun: OverrunEnds})
+	b, clock, thieves, victim := overdueThieves(t, Site{Limit: time.Second, Overrun: OverrunEnds})
 	thief := thieves[0].tenant
 	its, mine := &store{}, &store{}
 	for _, m := range thieves {
@@ -91,7 +91,7 @@ func TestDebtIsKept(t *testing.T) {
 
 // A session leaves a turn that it is given to others while its lease owes time, whoever erased what these see of that.
 func TestDebtorRefuses(t *testing.T) {
-	b, clock, thieves, victim := late(t, Site{})
+	b, clock, thieves, victim := overdueThieves(t, Site{})
 	for _, m := range thieves {
 		m.Keep(&store{})
 	}
@@ -118,7 +118,7 @@ func TestDebtorRefuses(t *testing.T) {
 
 // A debt whose store cannot be used any more is the schedule's.
 func TestDebtStoreGone(t *testing.T) {
-	b, clock, thieves, _ := late(t, Site{})
+	b, clock, thieves, _ := overdueThieves(t, Site{})
 	st := &store{}
 	for _, m := range thieves {
 		m.Keep(st)
@@ -132,20 +132,20 @@ func TestDebtStoreGone(t *testing.T) {
 	}
 }
 
-// A session tells its lease's account that its work is late.
-func TestTellsLate(t *testing.T) {
-	_, clock, thieves, _ := late(t, Site{})
+// A session tells its lease's account that its work is overdue.
+func TestTellsOverdue(t *testing.T) {
+	_, clock, thieves, _ := overdueThieves(t, Site{})
 	st := &store{}
 	m := thieves[0]
 	m.Keep(st)
 	for _, since := range []int64{clock.now, clock.now, 0, 0, clock.now} {
-		if m.SetOverdue(since); st.late != (since > 0) {
-			t.Errorf("since %d: %v", since, st.late)
+		if m.SetOverdue(since); st.overdue != (since > 0) {
+			t.Errorf("since %d: %v", since, st.overdue)
 		}
 	}
 }
 
-// Late work that others only claim to have excuses a thief for an eighth of the limit at most: the rest is charged, and ends it.
+// Overdue work that others only claim to have excuses a thief for an eighth of the limit at most: the rest is charged, and ends it.
 func TestClaimsExcuseLittle(t *testing.T) {
 	const limit = time.Second
 	for _, c := range []struct {
@@ -155,7 +155,7 @@ func TestClaimsExcuseLittle(t *testing.T) {
 		{"for ever", func(int64) int64 { return 1 }},
 		{"since just before the limit", func(now int64) int64 { return now - int64(limit) + ms }},
 	} {
-		b, clock, thieves, _ := late(t, Site{Limit: limit, Overrun: OverrunEnds})
+		b, clock, thieves, _ := overdueThieves(t, Site{Limit: limit, Overrun: OverrunEnds})
 		liar := join(t, b, tenantFor(t, b, "liar", fixedShare(5)), clock)
 		charged, from := 0, clock.now
 		for range 1000 {
@@ -179,10 +179,10 @@ func TestClaimsExcuseLittle(t *testing.T) {
 	}
 }
 
-// Several processes of one lease are excused for no more than one: whether they are late at the same time, or one after the other.
+// Several processes of one lease are excused for no more than one: whether they have overdue work at the same time, or one after the other.
 func TestClaimsExcuseLeaseOnce(t *testing.T) {
 	const limit, processes = time.Second, 8
-	b, clock, thieves, _ := late(t, Site{Limit: limit, Overrun: OverrunEnds})
+	b, clock, thieves, _ := overdueThieves(t, Site{Limit: limit, Overrun: OverrunEnds})
 	members := thieves[:]
 	for len(members) < processes {
 		members = append(members, join(t, b, thieves[0].tenant, clock))
@@ -193,7 +193,7 @@ func TestClaimsExcuseLeaseOnce(t *testing.T) {
 		m.SetOverdue(0)
 	}
 	liar := join(t, b, tenantFor(t, b, "liar", fixedShare(5)), clock)
-	for name, late := range map[string]func(k, at int) bool{
+	for name, overdue := range map[string]func(k, at int) bool{
 		"at the same time":    func(int, int) bool { return true },
 		"one after the other": func(k, at int) bool { return at%processes == k },
 	} {
@@ -205,7 +205,7 @@ func TestClaimsExcuseLeaseOnce(t *testing.T) {
 			liar.rec().seen.Store(uint64(clock.now))
 			some := false
 			for k, m := range members {
-				if !late(k, at) {
+				if !overdue(k, at) {
 					m.SetOverdue(0)
 					continue
 				}
@@ -246,7 +246,7 @@ func TestSpan(t *testing.T) {
 	}
 }
 
-// TestHonestDebts: real late work is charged as long as it lasts, and nobody else for what it delays, by whatever the site does with such work.
+// TestHonestDebts: real overdue work is charged as long as it lasts, and nobody else for what it delays, by whatever the site does with such work.
 func TestHonestDebts(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -258,9 +258,9 @@ func TestHonestDebts(t *testing.T) {
 		{"there is no limit", Site{}, 5 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b, clock, thieves, _ := late(t, c.site)
+			b, clock, thieves, _ := overdueThieves(t, c.site)
 			for _, m := range thieves {
-				m.Keep(&store{}) // one of its own: only one session is late
+				m.Keep(&store{}) // one of its own: only one session has overdue work
 				break
 			}
 			thieves[1].Close()
@@ -292,7 +292,7 @@ func TestHonestDebts(t *testing.T) {
 			if got := owes(t, b, "thief"); !about(got, want) || owes(t, b, "other") != 0 {
 				t.Errorf("it owes %v, want %v, and the other one %v", got, want, owes(t, b, "other"))
 			}
-			// What is late for long itself is not excused by the first one for long.
+			// Work that is overdue for long itself is not excused by the first one for long.
 			if c.site.Overrun != OverrunEnds {
 				return
 			}
@@ -312,13 +312,13 @@ func TestHonestDebts(t *testing.T) {
 	}
 }
 
-// A tenant that is stopped keeps no claim because somebody says to be late for longer than anybody may be.
+// A tenant that is stopped keeps no claim because somebody claims overdue work for longer than anybody may be.
 func TestClaimToTurns(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		since time.Duration // before now
 		keeps bool
-	}{{"late", 100 * time.Millisecond, true}, {"late for ever", time.Hour, false}} {
+	}{{"overdue", 100 * time.Millisecond, true}, {"overdue for ever", time.Hour, false}} {
 		b, clock := newTestSchedule(t, Site{Limit: time.Second, Overrun: OverrunEnds}), &fake{now: 1e13}
 		stopped := join(t, b, tenantFor(t, b, "stopped", fixedShare(50)), clock)
 		liar := join(t, b, tenantFor(t, b, "liar", fixedShare(50)), clock)

@@ -24,7 +24,7 @@ type Member struct {
 	gen       uint32
 	clock     Clock
 	idleAt    atomic.Int64 // when it last withdrew
-	late      atomic.Bool  // what its DebtStore has been told
+	overdue   atomic.Bool  // what its DebtStore has been told
 	me, start uint64       // its owner word, and its process's start time
 	onPrewake func()
 
@@ -521,8 +521,8 @@ func (m *Member) Busy(d time.Duration) {
 // or Debit every millisecond or so.
 func (m *Member) SetOverdue(since int64) {
 	_ = m.hold() // or it has quit, or there is no room for it: then nobody sees its work
-	if st := m.p.stores[m.tenant]; st != nil && m.late.Swap(since > 0) != (since > 0) {
-		st.SetLate(since > 0)
+	if st := m.p.stores[m.tenant]; st != nil && m.overdue.Swap(since > 0) != (since > 0) {
+		st.SetOverdue(since > 0)
 	}
 	m.look(since)
 	m.write(overdue, uint64(max(since, 0)))

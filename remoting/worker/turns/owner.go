@@ -154,7 +154,7 @@ type stranger struct {
 	since time.Time
 }
 
-// strangerTime is how long a stranger stays. Whoever becomes a member has been known before.
+// strangerTime is how long a stranger stays. The daemon knows a session before it becomes a member.
 const strangerTime = 10 * time.Second
 
 // freeStrangers frees the members that known has not known for strangerTime. Of members with one process number each may be false: all of
@@ -238,11 +238,11 @@ func (p *pages) read() []TenantCounters {
 			if since <= 0 || since >= now || !v.othersWant(i) {
 				continue
 			}
-			late := Late{int(uint32(p.member(k).owner.Load())), time.Duration(now - since)}
+			work := Overdue{int(uint32(p.member(k).owner.Load())), time.Duration(now - since)}
 			if cause, _ := p.causeOf(i, t.tenant(), since, now); cause == nobody {
-				c.Late = append(c.Late, late)
+				c.Overdue = append(c.Overdue, work)
 			} else {
-				c.Delayed = append(c.Delayed, late)
+				c.Delayed = append(c.Delayed, work)
 			}
 		}
 		all = append(all, c)

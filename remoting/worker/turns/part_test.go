@@ -7,7 +7,7 @@ import (
 
 // A part of a lease takes its share of what the lease owes, and gives back to the lease what it owes itself when it ends, with its counters.
 func TestParts(t *testing.T) {
-	b, clock, thieves, victim := late(t, Site{})
+	b, clock, thieves, victim := overdueThieves(t, Site{})
 	thief := thieves[0].tenant
 	overrun(clock, thieves, 10*time.Second)
 	for _, m := range thieves {
@@ -71,7 +71,7 @@ func TestParts(t *testing.T) {
 
 // What a lease or a part has had beyond its share stays with the lease, however often parts begin and end.
 func TestPartsAhead(t *testing.T) {
-	b, clock, thieves, _ := late(t, Site{})
+	b, clock, thieves, _ := overdueThieves(t, Site{})
 	lease := thieves[0].tenant
 	add := func(rest uint32) {
 		t.Helper()

@@ -183,7 +183,7 @@ func (s *Schedule) add(lease string, of int, p Policy) (int, error) {
 	return free, nil
 }
 
-// MoveDebt has another tenant owe a part of what one owes, and have had that part of what it has had beyond its share: num of den. So a lease
+// MoveDebt moves num/den of one tenant's debt, and of the time that it has had beyond its share, to another tenant. So a lease
 // and its parts owe what they owe together, whichever of them there are.
 func (s *Schedule) MoveDebt(from, to int, num, den uint32) {
 	s.mu.Lock()

@@ -104,16 +104,16 @@ type TenantCounters struct {
 	Wants   bool   // one of them has work or waits
 	Counters
 	Owes time.Duration // what its work had of the GPU after its turns, as far as it is not paid for
-	// Late are the sessions whose work of an ended turn is on the GPU while others wait, unless
-	// another tenant's late work delays it.
-	Late []Late
-	// Delayed are those whose late work another tenant's late work delays, as the sessions say.
-	Delayed []Late
+	// Overdue are the sessions whose work of an ended turn is on the GPU while others wait, unless
+	// another tenant's overdue work delays it.
+	Overdue []Overdue
+	// Delayed are those whose overdue work another tenant's overdue work delays, as the sessions say.
+	Delayed []Overdue
 	Ends    bool // such a session ends when it exceeds the site's limit
 }
 
-// Late is a session whose work of an ended turn is on the GPU.
-type Late struct {
+// Overdue is a session whose work of an ended turn is on the GPU.
+type Overdue struct {
 	PID  int           // the session's process
 	Time time.Duration // how long it has been there beyond that turn, also while nobody waited
 }

@@ -71,8 +71,8 @@ func (m *Member) Wait(stop *atomic.Bool) (Turn, error) {
 	return 0, nil
 }
 
-// refuses says whether this session leaves a turn to others, because its lease owes time. Whoever passed the turn on may have seen a
-// debt that was erased.
+// refuses says whether this session leaves a turn to others, because its lease owes time. The session that passed the turn on may
+// have read the schedule when the debt was erased there.
 func (m *Member) refuses(now int64) bool {
 	if m.p.debt(m.tenant).until(m.tenant, m.gen) <= now {
 		return false

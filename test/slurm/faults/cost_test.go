@@ -266,7 +266,7 @@ func sameTask(t *testing.T, r *rig) {
 		if d := differ(without, with, nil); d != "" {
 			t.Errorf("%s: the task of a job that asks for nothing differs:\n%s", name, d)
 		}
-		// Who asks has the variables by which the shim is found, in containers too, and nothing else.
+		// A job that asks for a fraction has the variables by which the shim is found, in containers too, and nothing else.
 		if d := differ(without, asking, regexp.MustCompile(`^(LD_LIBRARY_PATH|SLUICE_\w+|(APPTAINER|SINGULARITY)(ENV)?_\w+|CONTAINERS_CONF_OVERRIDE|CH_RUN_CDI_DIRS|SLURM_JOB_LICENSES)=`)); d != "" {
 			t.Errorf("%s: the task of a job that asks differs in more than its variables:\n%s", name, d)
 		}

@@ -79,7 +79,7 @@ func hostNever(t *testing.T, r *rig) {
 	if out := r.Output(lab.Alice, j); strings.Contains(out, "begun") || !strings.Contains(out, "sluice") {
 		t.Errorf("the job says %q", out)
 	}
-	// Who asks for nothing does not notice.
+	// A job that asks for no fraction does not notice.
 	other := r.sbatch(t, "echo begun", "-w", n.Name)
 	r.state(t, other, time.Minute, "COMPLETED")
 	r.fit(t, n)

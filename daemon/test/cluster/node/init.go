@@ -128,7 +128,7 @@ func runInit(s string) error {
 
 // settle makes the node what it says it is: a name, mounts of its own, a loopback.
 func settle(set setup) error {
-	// Enough descriptors for whoever wants to flood somebody.
+	// Enough descriptors for a test that floods a daemon.
 	limit := &unix.Rlimit{Cur: 20000, Max: 20000}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, limit); err != nil {
 		return fmt.Errorf("limit of descriptors: %w", err)
@@ -163,7 +163,7 @@ func settle(set setup) error {
 type initProcess struct {
 	mu   sync.Mutex
 	out  *json.Encoder
-	here map[int]bool // started on the test's wish
+	here map[int]bool // started at the test's request
 }
 
 func (i *initProcess) send(r report) {
