@@ -35,7 +35,7 @@
 
 #define MAX_ADDRESS 512
 #define AGAIN_LEAST_MS 10	/* pauses between attempts */
-#define AGAIN_MOST_MS 1000
+#define AGAIN_MOST_MS 800	/* less than a second, for nanosleep */
 
 /* ---- where the worker is ---- */
 
@@ -651,7 +651,7 @@ static enum sl_connected connect_once(const struct where *w, const struct sl_ask
 
 enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap)
 {
-	char why[SL_WHY] = "", first[SL_WHY];
+	char why[SL_WHY], first[SL_WHY];
 	struct sl_ask attempt = *ask;
 	enum sl_connected rc;
 	int nap = AGAIN_LEAST_MS;
@@ -664,6 +664,7 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 	if (rc)
 		return rc;
 	for (;;) {
+		*why = 0;
 		rc = connect_once(&w, &attempt, c, snap, &lost);
 		/* NVML's sessions last no longer than their connections: a program that polls a broken worker is not to wait each time. */
 		if (!rc || !lost || ask->kind != SL_SESSION_COMPUTE)

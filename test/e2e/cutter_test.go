@@ -209,8 +209,9 @@ func (c *cutter) relay(client *net.TCPConn) {
 	if _, err := server.Write(hello[:]); err != nil {
 		return
 	}
-	// Every other one. A client waits long for a WELCOME, and does not try again then.
-	if h.Kind == wire.SessionCompute && c.early && limit%2 == 0 && how != "silent" {
+	// Every other one, and three in a row at most, since the client gives up in the end. It does so, too, if it has waited long for a WELCOME.
+	if h.Kind == wire.SessionCompute && c.early && limit%2 == 0 && how != "silent" && c.first.Load() <= 3 {
+		limit, up = 1+limit/2%2048, false
 		armed.Store(true)
 	}
 	if h.Kind == wire.SessionCompute {

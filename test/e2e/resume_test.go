@@ -37,7 +37,7 @@ func TestCuts(t *testing.T) {
 		cuts = int64(n)
 	}
 	const lanes = 2
-	var made, pauses atomic.Int64
+	var made, early, pauses atomic.Int64
 	began := time.Now()
 	t.Run("lanes", func(t *testing.T) {
 		for lane := range lanes {
@@ -62,6 +62,7 @@ func TestCuts(t *testing.T) {
 					got := w.through(t, c, 2*time.Minute, program("paused"), args...)
 					n := c.cuts.Load()
 					made.Add(n)
+					early.Add(c.first.Load() - 1)
 					pauses.Add(int64(strings.Count(got.stderr, " is back after ")))
 					if want.status != 0 || got.status != 0 || got.stdout != want.stdout {
 						t.Errorf("paused %s, %d cuts: status %d: %s%s\nuncut: status %d: %s%s", args, n, got.status, got.stdout, got.stderr, want.status, want.stdout, want.stderr)
@@ -71,7 +72,7 @@ func TestCuts(t *testing.T) {
 			})
 		}
 	})
-	t.Logf("%d cuts, %d pauses of programs, in %v", made.Load(), pauses.Load(), time.Since(began).Round(time.Millisecond))
+	t.Logf("%d cuts, %d of them before the WELCOME, %d pauses of programs, in %v", made.Load(), early.Load(), pauses.Load(), time.Since(began).Round(time.Millisecond))
 }
 
 // TestCutPrograms cuts the connections of programs that were not made for it: of a few, or with SLUICE_CUTS of all, again and again until there were
