@@ -16,10 +16,12 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "conf.h"
@@ -32,6 +34,8 @@
 #include "reader.h"
 
 #define MAX_ADDRESS 512
+#define AGAIN_LEAST_MS 10	/* pauses between attempts */
+#define AGAIN_MOST_MS 800	/* less than a second, for nanosleep */
 
 /* ---- where the worker is ---- */
 
@@ -108,6 +112,20 @@ static enum sl_connected find_worker(struct where *w)
 }
 
 /* ---- connecting ---- */
+
+/* Says why a step has failed. */
+__attribute__((format(printf, 2, 3)))
+static void failed(const struct sl_ask *ask, const char *format, ...)
+{
+	char text[SL_WHY];
+	va_list v;
+
+	va_start(v, format);
+	vsnprintf(ask->why ? ask->why : text, SL_WHY, format, v);
+	va_end(v);
+	if (!ask->why)
+		sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "%s", text);
+}
 
 /* When a step ends that begins now. */
 static int64_t step_end(const struct sl_ask *ask)
@@ -276,7 +294,7 @@ static enum sl_connected dial_worker(const char *list, const struct sl_ask *ask,
 		return SL_NO_ADDRESS;
 	}
 	if (c->fd < 0) {
-		sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "worker %s: %s; is it running and reachable from here?", where, strerror(errno));
+		failed(ask, "worker %s: %s; is it running and reachable from here?", where, strerror(errno));
 		return SL_UNREACHABLE;
 	}
 	return SL_CONNECTED;
@@ -308,7 +326,7 @@ static enum sl_connected dial_lease(const char *path, const struct sl_ask *ask, 
 		c->owners = a.owners;
 		return SL_CONNECTED;
 	}
-	sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "%s", a.reason);
+	failed(ask, "%s", a.reason);
 	return a.status && a.status != ~0u ? refused(a.status) : SL_UNREACHABLE;
 }
 
@@ -422,13 +440,21 @@ static enum sl_connected hear(const struct wire_welcome *w, const uint8_t *data,
 	return SL_CONNECTED;
 }
 
-/* Receives a WELCOME and its payload, which the caller frees. */
-static enum sl_connected receive(int fd, struct wire_welcome *w, uint8_t **data, int64_t deadline)
+/* The connection has failed. *lost: another one may do better. */
+static enum sl_connected broken(const struct sl_ask *ask, const char *what, bool *lost)
 {
-	if (!sl_recv_all(fd, w, sizeof *w, NULL, deadline)) {
-		sl_log(SL_ERROR, "the worker did not answer: %s", strerror(errno));
-		return SL_BROKEN;
-	}
+	*lost = errno != ETIMEDOUT;
+	failed(ask, "%s: %s", what, strerror(errno));
+	return SL_BROKEN;
+}
+
+/* Receives a WELCOME and its payload, which the caller frees. */
+static enum sl_connected receive(int fd, const struct sl_ask *ask, struct wire_welcome *w, uint8_t **data, int64_t deadline, bool *lost)
+{
+	enum sl_connected rc;
+
+	if (!sl_recv_all(fd, w, sizeof *w, NULL, deadline))
+		return broken(ask, "the worker did not answer", lost);
 	if (w->magic != SL_WELCOME_MAGIC || w->size > SL_MAX_WELCOME) {
 		sl_log(SL_ERROR, "what answers there is not a Sluice worker");
 		return SL_BROKEN;
@@ -438,9 +464,9 @@ static enum sl_connected receive(int fd, struct wire_welcome *w, uint8_t **data,
 		return SL_NO_MEMORY;
 	if (sl_recv_all(fd, *data, w->size, NULL, deadline))
 		return SL_CONNECTED;
-	sl_log(SL_ERROR, "the worker's welcome was cut short: %s", strerror(errno));
+	rc = broken(ask, "the worker's welcome was cut short", lost);
 	free(*data);
-	return SL_BROKEN;
+	return rc;
 }
 
 /* What a worker of another release knows. */
@@ -460,23 +486,21 @@ static enum sl_connected compare(struct sl_connection *c, const uint8_t *data, s
 	return SL_MISMATCH;
 }
 
-static enum sl_connected greet(struct sl_connection *c, const struct sl_ask *ask, bool shm, const uint8_t token[16], struct sl_snapshot *snap)
+static enum sl_connected greet(struct sl_connection *c, const struct sl_ask *ask, bool shm, const uint8_t token[16], struct sl_snapshot *snap, bool *lost)
 {
 	int64_t deadline = step_end(ask);
 	struct wire_welcome w;
 	enum sl_connected rc;
 	uint8_t *data;
 
-	if (!say_hello(c->fd, ask, shm, token, 0, deadline)) {
-		sl_log(SL_ERROR, "the worker did not answer: %s", strerror(errno));
-		return SL_BROKEN;
-	}
-	rc = receive(c->fd, &w, &data, deadline);
+	if (!say_hello(c->fd, ask, shm, token, 0, deadline))
+		return broken(ask, "the worker did not answer", lost);
+	rc = receive(c->fd, ask, &w, &data, deadline, lost);
 	if (!rc && w.status == SL_STATUS_FORMS) {
 		rc = compare(c, data, w.size);
 		free(data);
 		if (!rc)
-			rc = receive(c->fd, &w, &data, deadline);
+			rc = receive(c->fd, ask, &w, &data, deadline, lost);
 	}
 	if (rc)
 		return rc;
@@ -584,20 +608,19 @@ enum sl_connected sl_connect_bulk(const struct sl_ask *ask, uint32_t session, co
 	return rc;
 }
 
-enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap)
+/* One attempt. *lost: the connection was lost before everything had come. */
+static enum sl_connected connect_once(const struct where *w, const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap, bool *lost)
 {
 	enum sl_connected rc;
 	bool local = false;
-	struct where w;
 	char byte;
 
 	*c = (struct sl_connection){ .fd = -1, .shm = -1 };
-	rc = find_worker(&w);
-	if (!rc)
-		rc = w.socket ? dial_lease(w.socket, ask, c, &local) : dial_worker(w.workers, ask, c, &local);
+	*lost = false;
+	rc = w->socket ? dial_lease(w->socket, ask, c, &local) : dial_worker(w->workers, ask, c, &local);
 	if (rc)
 		return rc;
-	rc = greet(c, ask, local && ask->shm, w.token, snap);
+	rc = greet(c, ask, local && ask->shm, w->token, snap, lost);
 	if (!rc && snap->features & SL_FEATURE_SHM) {
 		/* One byte behind WELCOME carries the descriptor. */
 		if (!local || !ask->shm || !sl_recv_all(c->fd, &byte, 1, &c->shm, step_end(ask)) || c->shm < 0) {
@@ -606,14 +629,13 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 		}
 	}
 	if (!rc && snap->features & SL_FEATURE_RESUME) {
+		errno = EPROTO; /* unless it is the connection that fails */
 		c->resumable = ask->resume && !(snap->features & SL_FEATURE_SHM) &&
 			       sl_recv_all(c->fd, &c->again, sizeof c->again, NULL, step_end(ask));
-		if (!c->resumable) {
-			sl_log(SL_ERROR, "the worker's welcome was cut short");
-			rc = SL_BROKEN;
-		}
+		if (!c->resumable)
+			rc = broken(ask, "the worker's welcome was cut short", lost);
 	}
-	if (!rc && ask->kind == SL_SESSION_COMPUTE && c->shm < 0 && !remember(&w))
+	if (!rc && ask->kind == SL_SESSION_COMPUTE && c->shm < 0 && !remember(w))
 		rc = SL_NO_MEMORY;
 	if (rc) {
 		close(c->fd);
@@ -625,4 +647,43 @@ enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, 
 	}
 	tune(c->fd, snap->keepalive_ms);
 	return SL_CONNECTED;
+}
+
+enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap)
+{
+	char why[SL_WHY], first[SL_WHY];
+	struct sl_ask attempt = *ask;
+	enum sl_connected rc;
+	int nap = AGAIN_LEAST_MS;
+	struct where w;
+	bool lost;
+
+	*c = (struct sl_connection){ .fd = -1, .shm = -1 };
+	attempt.why = why;
+	rc = find_worker(&w);
+	if (rc)
+		return rc;
+	for (;;) {
+		*why = 0;
+		rc = connect_once(&w, &attempt, c, snap, &lost);
+		/* NVML's sessions last no longer than their connections: a program that polls a broken worker is not to wait each time. */
+		if (!rc || !lost || ask->kind != SL_SESSION_COMPUTE)
+			break;
+		if (attempt.until == ask->until) {
+			attempt.until = sl_deadline(ask->patience_ms < SL_LEASE_PATIENCE_MS ? ask->patience_ms : SL_LEASE_PATIENCE_MS, ask->until);
+			strcpy(first, why);
+			sl_log(SL_WARN, "%s; trying again", why);
+		}
+		if (sl_now_ms() >= attempt.until)
+			break;
+		nanosleep(&(struct timespec){ 0, nap * 1000000L }, NULL);
+		if ((nap *= 2) > AGAIN_MOST_MS)
+			nap = AGAIN_MOST_MS;
+	}
+	/* That the time is up is no reason; that the lease has ended, or nobody listens any more, is one. */
+	if (attempt.until != ask->until && sl_now_ms() >= attempt.until)
+		strcpy(why, first);
+	if (rc && *why)
+		sl_log(ask->quiet ? SL_DEBUG : SL_ERROR, "%s", why);
+	return rc;
 }

@@ -8,6 +8,8 @@
 #include "snapshot.h"
 #include "wire.h"
 
+#define SL_WHY 600
+
 struct sl_ask {
 	uint32_t kind;		/* SL_SESSION_COMPUTE or SL_SESSION_OBSERVE */
 	unsigned owner;		/* one of the lease's owners, counted from 0 */
@@ -18,6 +20,7 @@ struct sl_ask {
 	bool rdma;		/* offer RDMA */
 	bool compress;		/* offer to compress copies */
 	bool quiet;		/* log no failure as an error: it will be tried again */
+	char *why;		/* SL_WHY bytes, which take instead of the log why a step failed; NULL: none */
 };
 
 struct sl_connection {
@@ -48,7 +51,9 @@ enum sl_connected {
  *
  * Reaching a tcp: address may take patience_ms; reaching a unix: address or the
  * lease's socket, SL_LEASE_PATIENCE_MS. The answer of the lease's socket, WELCOME and
- * the descriptor of the shared memory may take patience_ms each.
+ * the descriptor of the shared memory may take patience_ms each. A connection of a
+ * compute session that is lost before WELCOME has come is made anew, for up to
+ * SL_LEASE_PATIENCE_MS. If it has begun a session, the worker ends that soon.
  */
 enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap);
 

@@ -74,6 +74,24 @@ static void name_owner(int fd, char *to, size_t cap)
 		snprintf(to, cap, "[%s]:%u", host, ntohs(a.v6.sin6_port));
 }
 
+/* Sends a piece whole, or gives the connection up: the receiver finds out. */
+static bool send_piece(struct sl_peer *t, struct iovec *iov, int n)
+{
+	if (sl_send_parts(t, iov, n))
+		return true;
+	__atomic_store_n(&t->again->cut, true, __ATOMIC_RELEASE);
+	shutdown(t->fd, SHUT_RDWR);
+	return false;
+}
+
+/* Tells the worker that its WELCOME has come, so that a lost connection is waited for. */
+static void confirm(struct sl_peer *t)
+{
+	struct wire_piece h = { .size = 0 };
+
+	send_piece(t, &(struct iovec){ &h, sizeof h }, 1);
+}
+
 bool sl_resume_start(struct sl_peer *t, const struct sl_connection *c)
 {
 	struct sl_resume *r = calloc(1, sizeof *r);
@@ -86,6 +104,7 @@ bool sl_resume_start(struct sl_peer *t, const struct sl_connection *c)
 	r->next.fd = r->next.shm = -1;
 	name_owner(c->fd, r->owner, sizeof r->owner);
 	t->again = r;
+	confirm(t);
 	return true;
 }
 
@@ -104,16 +123,6 @@ bool sl_resume_pending(struct sl_peer *t)
 	return !__atomic_load_n(&r->cut, __ATOMIC_ACQUIRE) &&
 	       (__atomic_load_n(&r->due, __ATOMIC_ACQUIRE) ||
 		__atomic_load_n(&t->head, __ATOMIC_ACQUIRE) != __atomic_load_n(&r->sent, __ATOMIC_ACQUIRE));
-}
-
-/* Sends a piece whole, or gives the connection up: the receiver finds out. */
-static bool send_piece(struct sl_peer *t, struct iovec *iov, int n)
-{
-	if (sl_send_parts(t, iov, n))
-		return true;
-	__atomic_store_n(&t->again->cut, true, __ATOMIC_RELEASE);
-	shutdown(t->fd, SHUT_RDWR);
-	return false;
 }
 
 void sl_resume_send(struct sl_peer *t)

@@ -310,6 +310,8 @@ static CUresult start_peer(struct sl_peer *t, unsigned i, struct sl_snapshot *sn
 
 static void drop_peer(struct sl_peer *t)
 {
+	if (t->again)
+		sl_resume_bye(t, sl_now_ms() + GONE_MS);
 	sl_rdma_drop(t);
 	if (t->fd >= 0)
 		close(t->fd);

@@ -66,6 +66,7 @@ type LastingStream struct {
 	left     int         // bytes of the current piece that have not been taken
 	side     []byte      // bytes that were read ahead
 	heard    atomic.Bool // a piece came over this connection
+	met      atomic.Bool // the client was heard over an earlier one, or has come back: it has the WELCOME
 	leftRead atomic.Uint64
 
 	wmu  sync.Mutex
@@ -597,6 +598,7 @@ func (s *LastingStream) Attach(fd int, received uint64, newest bool, answer func
 	}
 	s.sock.left.Store(true)
 	s.rawAt, s.rawN, s.left = 0, 0, 0
+	s.met.Store(true)
 	s.heard.Store(false)
 	s.sent = received
 	s.mu.Lock()
@@ -612,13 +614,19 @@ func (s *LastingStream) Attach(fd int, received uint64, newest bool, answer func
 
 // Watch returns when the client has said goodbye (io.EOF) or has not come back for the grace, or what else has ended the stream.
 // The grace is counted while this machine is awake, since nobody can come back to one that is suspended.
-// It calls lost and back for lost connections, and over when the grace has ended, before any reader or writer has an error.
-func (s *LastingStream) Watch(grace time.Duration, lost func(), back func(after time.Duration), over func()) error {
+// It calls lost and back for lost connections, and over when the grace has ended, before any reader or writer has an error. They are
+// told the grace. It is no longer than the keep-alive time for a client that has said nothing yet: the client may have lost the
+// connection before it knew how to come back, and have begun another session.
+func (s *LastingStream) Watch(most time.Duration, lost func(grace time.Duration), back func(after time.Duration), over func(grace time.Duration)) error {
 	for {
 		if err := s.hangUp(); err != nil {
 			return err
 		}
-		lost()
+		grace := most
+		if !s.heard.Load() && !s.met.Load() {
+			grace = min(grace, s.keepalive)
+		}
+		lost(grace)
 		s.mu.Lock()
 		began := s.lost
 		for s.cut && s.ended == nil && !s.bye {
@@ -638,7 +646,7 @@ func (s *LastingStream) Watch(grace time.Duration, lost func(), back func(after 
 		case err != nil:
 			return err
 		case cut:
-			over()
+			over(grace)
 			return s.end(ErrGrace)
 		}
 		back(boottime.Now() - began)

@@ -270,7 +270,7 @@ func lastingRun(t *testing.T, seed uint64) (cuts int) {
 func TestLastingEnds(t *testing.T) {
 	ends := func(s *LastingStream, grace time.Duration) error {
 		end := make(chan error, 1)
-		go func() { end <- s.Watch(grace, func() {}, func(time.Duration) {}, func() {}) }()
+		go func() { end <- s.Watch(grace, func(time.Duration) {}, func(time.Duration) {}, func(time.Duration) {}) }()
 		select {
 		case err := <-end:
 			return err
@@ -403,7 +403,7 @@ func TestWatchOver(t *testing.T) {
 		read <- err
 	}()
 	var calls int
-	err := s.Watch(20*time.Millisecond, func() {}, func(time.Duration) {}, func() {
+	err := s.Watch(20*time.Millisecond, func(time.Duration) {}, func(time.Duration) {}, func(time.Duration) {
 		calls++
 		select {
 		case err := <-read:
@@ -423,7 +423,9 @@ func TestWatchOver(t *testing.T) {
 func TestWatchOfAnother(t *testing.T) {
 	s, c := lasting(t)
 	watched := make(chan error, 1)
-	go func() { watched <- s.Watch(100*time.Millisecond, func() {}, func(time.Duration) {}, func() {}) }()
+	go func() {
+		watched <- s.Watch(100*time.Millisecond, func(time.Duration) {}, func(time.Duration) {}, func(time.Duration) {})
+	}()
 	for i := range 300 {
 		fd, next := link(t)
 		if _, err := s.Attach(fd, 0, true, func(uint64, error) error { return nil }); err != nil {

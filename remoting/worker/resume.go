@@ -309,15 +309,15 @@ func (c *client) attachable() func(fd int, raw bool) {
 
 // outlive ends the process when the client has gone for good.
 func (s *session) outlive(r *resumption) {
-	err := r.stream.Watch(r.grace, func() {
+	err := r.stream.Watch(r.grace, func(grace time.Duration) {
 		s.traceCut(true)
-		s.log.Warn("connection to the client lost", "grace", r.grace)
+		s.log.Warn("connection to the client lost", "grace", grace)
 	}, func(after time.Duration) {
 		s.traceCut(false)
 		s.log.Info("the client is back", "after", after.Round(time.Millisecond))
-	}, func() {
-		r.cuts.Add(r.grace)
-		why := fmt.Sprintf("its connection was lost, and the client did not come back within %v", r.grace)
+	}, func(grace time.Duration) {
+		r.cuts.Add(grace)
+		why := fmt.Sprintf("its connection was lost, and the client did not come back within %v", grace)
 		s.log.Error("session ended", "reason", why)
 		s.leave(why, nil)
 	})

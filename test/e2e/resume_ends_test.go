@@ -1,8 +1,11 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
 // TestResumeOtherOwnerLost: a program has two owners, and both connections are lost. One owner's session is found to have ended while the
@@ -93,4 +98,71 @@ func TestResumeGraceOfLease(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFirstCut: a connection that is lost before its WELCOME is whole is made anew, also if the worker has begun a session. That session does
+// not wait for as long as one whose client may come back.
+func TestFirstCut(t *testing.T) {
+	for _, most := range []int{0, 200, 1 << 20} { // none of the WELCOME, a part of it, all but the end
+		t.Run(fmt.Sprint(most), func(t *testing.T) {
+			t.Parallel()
+			w := startWorker(t, workerOptions{args: []string{"--grace", "60s"}, keepalive: time.Second})
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			go cutFirst(l, strings.TrimPrefix(w.addr, "tcp:"), most)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			cmd := w.direct(ctx, program("vecadd"))
+			cmd.Env = append(cmd.Env, "SLUICE_WORKER=tcp:"+l.Addr().String())
+			check(t, finish(t, ctx, cmd), "vecadd: n=1048576 sum=1337185854\nPASS\n")
+			waitFor(t, 10*time.Second, "no session is left", func() bool { return len(w.sessions()) == 0 })
+		})
+	}
+}
+
+// cutFirst passes connections on, and closes the first once so many bytes, or all but the last of its WELCOME and RESUMABLE, have come back.
+func cutFirst(l net.Listener, to string, most int) {
+	for first := true; ; first = false {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		s, err := net.Dial("tcp", to)
+		if err != nil {
+			c.Close()
+			return
+		}
+		go func() {
+			_, _ = io.Copy(s, c)
+			s.Close()
+		}()
+		go func() {
+			defer c.Close()
+			defer s.Close()
+			if !first {
+				_, _ = io.Copy(c, s)
+				return
+			}
+			var b bytes.Buffer
+			_, _ = wire.ReadWelcome(io.TeeReader(s, &b))
+			_, _ = io.CopyN(&b, s, wire.ResumableSize)
+			_, _ = c.Write(b.Bytes()[:max(0, min(most, b.Len()-1))])
+		}()
+	}
+}
+
+// TestFirstOfTwo: a program that cannot reach one of its owners fails, and leaves no session at the other.
+func TestFirstOfTwo(t *testing.T) {
+	w := startWorker(t, workerOptions{args: []string{"--grace", "60s"}})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := w.direct(ctx, program("vecadd"))
+	cmd.Env = append(cmd.Env, "SLUICE_WORKER="+w.addr+",tcp:127.0.0.1:1")
+	if r := finish(t, ctx, cmd); r.status == 0 || !strings.Contains(r.stderr, "worker tcp:127.0.0.1:1: Connection refused") {
+		t.Errorf("status %d: %s", r.status, r.stderr)
+	}
+	waitFor(t, 5*time.Second, "no session is left", func() bool { return len(w.sessions()) == 0 })
 }

@@ -28,8 +28,8 @@ func (w *worker) through(t *testing.T, c *cutter, limit time.Duration, prog stri
 	return finish(t, ctx, cmd)
 }
 
-// TestCuts cuts the connections of programs at random bytes in either direction, also within the handshake that makes
-// them again. Each program checks that everything was done once and in order, and computes what it computes
+// TestCuts cuts the connections of programs at random bytes in either direction, also within the handshakes that make
+// them and make them again. Each program checks that everything was done once and in order, and computes what it computes
 // without a cut. SLUICE_CUTS sets the number of cuts.
 func TestCuts(t *testing.T) {
 	cuts := int64(300)
@@ -37,7 +37,7 @@ func TestCuts(t *testing.T) {
 		cuts = int64(n)
 	}
 	const lanes = 2
-	var made, pauses atomic.Int64
+	var made, early, pauses atomic.Int64
 	began := time.Now()
 	t.Run("lanes", func(t *testing.T) {
 		for lane := range lanes {
@@ -58,9 +58,11 @@ func TestCuts(t *testing.T) {
 					// Images are uploaded anew, so that cuts come in the middle of them.
 					_ = os.RemoveAll(w.dir + "/store")
 					c := newCutter(t, w, uint64(seed), 1000, 1<<(12+rnd.IntN(12)), 3*lane)
+					c.early = true
 					got := w.through(t, c, 2*time.Minute, program("paused"), args...)
 					n := c.cuts.Load()
 					made.Add(n)
+					early.Add(c.first.Load() - 1)
 					pauses.Add(int64(strings.Count(got.stderr, " is back after ")))
 					if want.status != 0 || got.status != 0 || got.stdout != want.stdout {
 						t.Errorf("paused %s, %d cuts: status %d: %s%s\nuncut: status %d: %s%s", args, n, got.status, got.stdout, got.stderr, want.status, want.stdout, want.stderr)
@@ -70,7 +72,7 @@ func TestCuts(t *testing.T) {
 			})
 		}
 	})
-	t.Logf("%d cuts, %d pauses of programs, in %v", made.Load(), pauses.Load(), time.Since(began).Round(time.Millisecond))
+	t.Logf("%d cuts, %d of them before the WELCOME, %d pauses of programs, in %v", made.Load(), early.Load(), pauses.Load(), time.Since(began).Round(time.Millisecond))
 }
 
 // TestCutPrograms cuts the connections of programs that were not made for it: of a few, or with SLUICE_CUTS of all, again and again until there were
