@@ -231,19 +231,49 @@ static int dial_first(const struct addrinfo *a, int64_t deadline)
 }
 
 /*
- * The addresses of the owners of this process's sessions, from when these began. A session stays on its machine, and whoever makes its
- * connection again must not wait for a name server, which the same cut may keep from answering.
+ * The addresses of the owners of this process's sessions, from when these began. Whoever makes a session's connection again must not
+ * wait for a name server, which the same cut may keep from answering. So the name is looked up again only if these addresses have
+ * failed for a while, now and then, and with more time left than a resolver takes.
  */
 static struct addrinfo *found[SL_MAX_OWNERS];
 
+int sl_look_again_ms = 10000, sl_look_every_ms = 30000;
+
+static int dial_found(const char *where, const struct sl_ask *ask)
+{
+	static int64_t look_at[SL_MAX_OWNERS]; /* 0: the last attempt did not fail */
+	int fd = dial_first(__atomic_load_n(&found[ask->owner], __ATOMIC_ACQUIRE), step_end(ask));
+	int64_t now = sl_now_ms(), *at = &look_at[ask->owner];
+	struct addrinfo *list;
+	int err = errno;
+
+	if (ask->kind != SL_SESSION_ATTACH)
+		return fd;
+	if (fd >= 0) {
+		*at = 0;
+	} else if (!*at) {
+		*at = now + sl_look_again_ms;
+	} else if (now >= *at && (!ask->until || ask->until - now > sl_look_every_ms)) {
+		list = look_up(where);
+		*at = sl_now_ms() + sl_look_every_ms;
+		fd = list ? dial_first(list, step_end(ask)) : -1;
+		/* The list before is not freed: a bulk connection may be on its way to one of its addresses. */
+		if (fd >= 0)
+			__atomic_store_n(&found[ask->owner], list, __ATOMIC_RELEASE);
+		else if (list)
+			freeaddrinfo(list);
+	}
+	errno = err;
+	return fd;
+}
+
 static int dial_tcp(const char *where, const struct sl_ask *ask)
 {
-	bool further = ask->kind == SL_SESSION_ATTACH || ask->kind == SL_SESSION_BULK;
 	struct addrinfo *list;
 	int fd, err;
 
-	if (further)
-		return dial_first(found[ask->owner], step_end(ask));
+	if (ask->kind == SL_SESSION_ATTACH || ask->kind == SL_SESSION_BULK)
+		return dial_found(where, ask);
 	list = look_up(where);
 	if (!list)
 		return -1;

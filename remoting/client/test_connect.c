@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "connect.h"
+#include "deadline.h"
 #include "log.h"
 #include "test.h"
 
@@ -66,17 +67,20 @@ static bool decoded(struct sl_snapshot *s, size_t n)
 /* ---- a worker whose name is known once ---- */
 
 static int listening;
-static struct sockaddr_in address = { .sin_family = AF_INET };
+static struct sockaddr_in address = { .sin_family = AF_INET }, moved;
 static unsigned lookups;
+static bool answers; /* after the first time */
 
 int getaddrinfo(const char *node, const char *service, const struct addrinfo *hints, struct addrinfo **list)
 {
-	static struct addrinfo a = { .ai_family = AF_INET, .ai_socktype = SOCK_STREAM, .ai_addrlen = sizeof address, .ai_addr = (void *)&address };
+	static struct addrinfo a = { .ai_family = AF_INET, .ai_socktype = SOCK_STREAM, .ai_addrlen = sizeof address, .ai_addr = (void *)&address }, b;
 
 	(void)hints;
 	CHECK(!strcmp(node, "worker.example") && !strcmp(service, "7"));
-	*list = &a;
-	return lookups++ ? EAI_AGAIN : 0;
+	b = a;
+	b.ai_addr = (void *)&moved;
+	*list = lookups++ ? &b : &a;
+	return lookups > 1 && !answers ? EAI_AGAIN : 0;
 }
 
 void freeaddrinfo(struct addrinfo *list)
@@ -134,6 +138,42 @@ static void looked_up_once(void)
 	close(listening);
 }
 
+static void *moved_worker(void *arg)
+{
+	close(welcome(sizeof(struct wire_hello) + sizeof(struct wire_attach), arg, sizeof(struct wire_attached)));
+	return NULL;
+}
+
+/* After the address has failed for a while, the name may stand for another one. */
+static void looked_up_again(void)
+{
+	struct sl_ask ask = { .kind = SL_SESSION_ATTACH, .patience_ms = 10000 };
+	struct wire_attached told = { .received = 8 }, heard = { 0 };
+	socklen_t len = sizeof moved;
+	struct wire_attach attach = { 0 };
+	struct sl_connection again;
+	char reason[64];
+	pthread_t t;
+
+	moved = address;
+	moved.sin_port = 0;
+	listening = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(!bind(listening, (void *)&moved, sizeof moved) && !listen(listening, 4) && !getsockname(listening, (void *)&moved, &len));
+	sl_look_again_ms = sl_look_every_ms = 0;
+	CHECK(sl_connect_again(&ask, 1, &attach, 10000, &again, &heard, reason, sizeof reason) == SL_UNREACHABLE && lookups == 1);
+	CHECK(sl_connect_again(&ask, 1, &attach, 10000, &again, &heard, reason, sizeof reason) == SL_UNREACHABLE && lookups == 2);
+	ask.until = sl_now_ms() + 5000;
+	sl_look_every_ms = 60000; /* more than is left */
+	CHECK(sl_connect_again(&ask, 1, &attach, 10000, &again, &heard, reason, sizeof reason) == SL_UNREACHABLE && lookups == 2);
+	ask.until = 0;
+	answers = true;
+	pthread_create(&t, NULL, moved_worker, &told);
+	CHECK(sl_connect_again(&ask, 1, &attach, 10000, &again, &heard, reason, sizeof reason) == SL_CONNECTED && heard.received == 8 && lookups == 3);
+	pthread_join(t, NULL);
+	close(again.fd);
+	close(listening);
+}
+
 int main(void)
 {
 	static struct sl_snapshot s, all;
@@ -172,6 +212,7 @@ int main(void)
 	CHECK(!strcmp(all.driver_string, "550.1") && all.dev[10].total_mem == 1000);
 	CHECK(!sl_snapshot_add(&all, &s) && all.ndev == 16);
 	looked_up_once();
+	looked_up_again();
 	printf("test_connect: ok\n");
 	return 0;
 }
