@@ -395,7 +395,7 @@ func TestCutAnywhere(t *testing.T) {
 		})
 	}
 	all.Wait()
-	waitFor(t, time.Second, "no session is left", func() bool { return len(w.sessions()) == 0 })
+	waitFor(t, 10*time.Second, "no session is left", func() bool { return len(w.sessions()) == 0 })
 	w.healthy()
 }
 

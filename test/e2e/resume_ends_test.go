@@ -93,7 +93,8 @@ func TestResumeGraceOfLease(t *testing.T) {
 				c.cutAll(true)
 			}()
 			r := s.run(program("churn"))
-			if took := time.Since(<-when); r.status == 0 || took < time.Second || took > 2*time.Second || !strings.Contains(r.stderr, "could not be made again within 1.0s") {
+			// A second after the grace, and what a busy machine makes of it; the faults that this looks for took five.
+			if took := time.Since(<-when); r.status == 0 || took < time.Second || took > 3500*time.Millisecond || !strings.Contains(r.stderr, "could not be made again within 1.0s") {
 				t.Errorf("status %d %v after the cut: %s", r.status, took, r.stderr)
 			}
 		})

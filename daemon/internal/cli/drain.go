@@ -78,10 +78,7 @@ func drain(cmd *cobra.Command, socket string, d lease.DrainOrder, what string, w
 	if d.Owner, d.GPU, one = strings.Cut(what, ":"); one && d.GPU == "" {
 		return errors.New("no GPU behind the colon; give its number or its UUID, as sluice gpus shows them")
 	}
-	order := func() ([]lease.GPU, error) {
-		return question(cmd.Context(), socket, func(ctx context.Context, l local) ([]lease.GPU, error) { return l.Drain(ctx, d) })
-	}
-	gpus, err := order()
+	gpus, err := question(cmd.Context(), socket, func(ctx context.Context, l local) ([]lease.GPU, error) { return l.Drain(ctx, d) })
 	if err != nil {
 		return err
 	}
@@ -91,7 +88,10 @@ func drain(cmd *cobra.Command, socket string, d lease.DrainOrder, what string, w
 		return err
 	}
 	for told := -1; ; {
-		left := leasesOn(gpus, d.GPU)
+		left, drained := leasesOn(gpus, d.GPU)
+		if !drained {
+			return fmt.Errorf("%s was resumed meanwhile, and is lent again", what)
+		}
 		if left == 0 {
 			_, err := fmt.Fprintf(out, "%s is empty: no lease has a part of it\n", what)
 			return err
@@ -107,8 +107,9 @@ func drain(cmd *cobra.Command, socket string, d lease.DrainOrder, what string, w
 		case <-cmd.Context().Done():
 			return cmd.Context().Err()
 		}
-		// A drain that is ordered again changes nothing. A daemon that is being restarted meanwhile is asked later.
-		if now, err := order(); err == nil {
+		// A daemon that is being restarted, or does not answer, is asked later.
+		now, err := gpusOf(cmd.Context(), socket, d.Owner)
+		if err == nil {
 			gpus = now
 		} else if !errors.Is(err, errNoDaemon) && lease.CodeOf(err) != lease.Down {
 			return err
@@ -116,12 +117,33 @@ func drain(cmd *cobra.Command, socket string, d lease.DrainOrder, what string, w
 	}
 }
 
-// leasesOn counts the parts of GPUs that leases have: of one, by its number or UUID, or of all.
-func leasesOn(gpus []lease.GPU, one string) (n int) {
-	for i, g := range gpus {
-		if one == "" || one == strconv.Itoa(i) || one == g.UUID {
-			n += g.Leases
+// gpusOf asks for the GPUs of an owner.
+func gpusOf(ctx context.Context, socket, owner string) ([]lease.GPU, error) {
+	pools, err := question(ctx, socket, func(ctx context.Context, l local) ([]rpc.Pool, error) { return l.Pool(ctx, "") })
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pools {
+		for _, o := range p.Owners {
+			if o.Name == owner && o.Error != "" {
+				return nil, lease.Errorf(lease.Down, "%s", o.Error)
+			}
+			if o.Name == owner {
+				return o.Inventory.GPUs, nil
+			}
 		}
 	}
-	return n
+	return nil, lease.Errorf(lease.NotFound, "it is drained, but no pool of this node has %s, so --wait cannot see its leases; use it on a controller", owner)
+}
+
+// leasesOn counts the parts of GPUs that leases have: of one, by its number or UUID, or of all. drained says whether all of these are drained.
+func leasesOn(gpus []lease.GPU, one string) (n int, drained bool) {
+	drained = true
+	for _, g := range gpus {
+		if one == "" || one == strconv.Itoa(g.Index) || one == g.UUID {
+			n += g.Leases
+			drained = drained && !g.Drain.IsZero()
+		}
+	}
+	return n, drained
 }

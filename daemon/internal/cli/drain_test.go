@@ -42,14 +42,25 @@ func TestDrain(t *testing.T) {
 func TestDrainWaits(t *testing.T) {
 	drainLook = time.Millisecond
 	d := startDaemon(t)
-	d.drained = 2
+	drained := lease.Drain{By: "0@gpu01", Since: time.Unix(1.8e9, 0), Reason: "x"}
+	look := func(leases int) lease.GPU { return lease.GPU{Leases: leases, Drain: drained} }
+	d.looks = []lease.GPU{look(2)}
 	out, errs, status := d.call("drain", "gpu01", "--reason", "x")
 	if status != 0 || !strings.HasSuffix(out, "\ngpu01 is not empty: 2 of its parts are in leases, which keep them until they end\n") {
 		t.Errorf("exit status %d, %q, %q", status, out, errs)
 	}
-	d.drained = 2
+	d.looks = []lease.GPU{look(2), look(2), look(1), look(0)}
 	out, errs, status = d.call("drain", "gpu01:0", "--reason", "x", "--wait")
-	if status != 0 || !strings.Contains(out, "gpu01:0 is not empty: 2 of") || !strings.Contains(out, "gpu01:0 is not empty: 1 of") || !strings.HasSuffix(out, "gpu01:0 is empty: no lease has a part of it\n") {
+	if status != 0 || strings.Count(out, "gpu01:0 is not empty: 2 of") != 1 || !strings.Contains(out, "gpu01:0 is not empty: 1 of") || !strings.HasSuffix(out, "gpu01:0 is empty: no lease has a part of it\n") {
+		t.Errorf("exit status %d, %q, %q", status, out, errs)
+	}
+	// Another administrator's word counts.
+	d.looks = []lease.GPU{look(1), look(1), {Leases: 1}}
+	if out, errs, status = d.call("drain", "gpu01", "--reason", "x", "--wait"); status != 1 || !strings.Contains(errs, "gpu01 was resumed meanwhile") {
+		t.Errorf("exit status %d, %q, %q", status, out, errs)
+	}
+	d.looks = []lease.GPU{look(1)}
+	if out, errs, status = d.call("drain", "gpu02", "--reason", "x", "--wait"); status != 1 || !strings.Contains(errs, "no pool of this node has gpu02") {
 		t.Errorf("exit status %d, %q, %q", status, out, errs)
 	}
 }

@@ -20,8 +20,8 @@ import (
 // fakeDaemon is a daemon behind a real local socket: what it was told survives
 // its restarts, as a ledger does, and it ends leases whose holder has ended.
 type fakeDaemon struct {
-	drained          int // leases on the GPU of Drain, one less after each answer
-	rpc.LocalService     // what a test does not set is not asked
+	looks            []lease.GPU // what Pool says of gpu01, one after the other, and Drain first
+	rpc.LocalService             // what a test does not set is not asked
 	t                *testing.T
 	dir, socket      string
 	server           *grpc.Server
@@ -160,6 +160,10 @@ func (d *fakeDaemon) Pool(_ context.Context, _ rpc.Peer, name string) ([]rpc.Poo
 	if name != "" && name != "default" {
 		return nil, lease.Errorf(lease.NotFound, "pool %q is not in the configuration", name)
 	}
+	if len(d.looks) > 1 {
+		d.looks = d.looks[1:]
+		return []rpc.Pool{{Name: "default", Owners: []rpc.PoolOwner{{Name: "gpu01", Inventory: lease.Inventory{GPUs: d.looks[:1]}}}}}, nil
+	}
 	return d.pools, nil
 }
 
@@ -209,8 +213,8 @@ func (d *fakeDaemon) Drain(_ context.Context, _ rpc.Peer, o lease.DrainOrder) ([
 		return nil, d.refuse
 	}
 	g := lease.GPU{UUID: "GPU-1", Name: o.Owner + " " + o.GPU, Healthy: true, FreePercent: 100}
-	if g.Leases = d.drained; d.drained > 0 {
-		d.drained--
+	if len(d.looks) > 0 {
+		g.Leases = d.looks[0].Leases
 	}
 	if !o.Resume {
 		g.Drain = lease.Drain{By: "0@" + o.Owner, Since: time.Unix(1.8e9, 0), Reason: o.Reason}

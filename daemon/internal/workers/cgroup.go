@@ -303,25 +303,6 @@ func (c *cgroups) outOfMemory(id string) bool {
 	return false
 }
 
-// shmem returns how many bytes of memory a session is charged for that lie in files in memory, also in files without a name;
-// 0 if no group says so.
-func (c *cgroups) shmem(id string) uint64 {
-	if c.memory == "" || id == "" {
-		return 0
-	}
-	b, err := os.ReadFile(filepath.Join(c.memory, id, "memory.stat"))
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) == 2 && f[0] == "shmem" {
-			n, _ := strconv.ParseUint(f[1], 10, 64)
-			return n
-		}
-	}
-	return 0
-}
-
 // remove removes a session's group. The session's process has ended.
 func (c *cgroups) remove(id string) {
 	if id == "" {

@@ -139,14 +139,12 @@ func (p *Pool) makeRoom() {
 	p.log.Warn("the file system of run_dir is short of room", "lease", id, "reason", why, "sessions_ended", some)
 }
 
-// fullest returns the lease that takes the largest part of the file system, by its directory, or by what its sessions are charged
-// for. It returns "" if none takes more than a sixteenth.
+// fullest returns the lease whose directory takes the largest part of the file system. It returns "" if none takes more than a sixteenth.
 func (p *Pool) fullest(all room) (id string, most room) {
 	entries, err := os.ReadDir(p.cfg.Shared)
 	if err != nil {
 		return "", most
 	}
-	charged := p.charged()
 	// Counting further than a quarter of the file system would not change the outcome.
 	bound := room{all.bytes / 4, all.files / 4}
 	for _, e := range entries {
@@ -160,29 +158,9 @@ func (p *Pool) fullest(all room) (id string, most room) {
 		var r room
 		r.add(f, roomDepth, bound)
 		f.Close()
-		r.bytes = max(r.bytes, charged[e.Name()])
 		if r.part(all) > 1.0/roomPart && r.part(all) > most.part(all) {
 			id, most = e.Name(), r
 		}
 	}
 	return id, most
-}
-
-// charged returns the memory in files that the live sessions of each lease are charged for, also in files that have no name any more.
-func (p *Pool) charged() map[string]uint64 {
-	ids := map[string][]string{}
-	p.mu.Lock()
-	for id, l := range p.leases {
-		for s := range l.sessions {
-			ids[id] = append(ids[id], s.ID)
-		}
-	}
-	p.mu.Unlock()
-	bytes := map[string]uint64{}
-	for id, sessions := range ids {
-		for _, s := range sessions {
-			bytes[id] += p.cg.shmem(s)
-		}
-	}
-	return bytes
 }
