@@ -26,7 +26,7 @@ type cutter struct {
 	only   bool              // ... and no others
 	keep   map[net.Conn]bool // open
 	down   bool              // new connections are closed
-	early  bool              // connections are also cut before the client has the WELCOME
+	early  atomic.Bool       // connections are also cut before the client has the WELCOME
 	attach func()            // called for each connection that goes on with a session, before anything is passed on
 	cuts   atomic.Int64
 	first  atomic.Int64 // connections that began a session
@@ -210,7 +210,7 @@ func (c *cutter) relay(client *net.TCPConn) {
 		return
 	}
 	// Every other one, and three in a row at most, since the client gives up in the end. It does so, too, if it has waited long for a WELCOME.
-	if h.Kind == wire.SessionCompute && c.early && limit%2 == 0 && how != "silent" && c.first.Load() <= 3 {
+	if h.Kind == wire.SessionCompute && c.early.Load() && limit%2 == 0 && how != "silent" && c.first.Load() <= 3 {
 		limit, up = 1+limit/2%2048, false
 		armed.Store(true)
 	}

@@ -58,7 +58,7 @@ func TestCuts(t *testing.T) {
 					// Images are uploaded anew, so that cuts come in the middle of them.
 					_ = os.RemoveAll(w.dir + "/store")
 					c := newCutter(t, w, uint64(seed), 1000, 1<<(12+rnd.IntN(12)), 3*lane)
-					c.early = true
+					c.early.Store(true)
 					got := w.through(t, c, 2*time.Minute, program("paused"), args...)
 					n := c.cuts.Load()
 					made.Add(n)
