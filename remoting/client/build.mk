@@ -20,7 +20,7 @@ SHIM_OLD := $(if $(SAN),,-fno-stack-protector -U_FORTIFY_SOURCE)
 SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthread -fno-plt -mtls-dialect=gnu2 \
 	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
 
-SHIM_SRC := session send resume wait receive print stats timeline waits entry errlog coredump checkpoint notify managedbatch attention route place peeraccess delivery connect rdmalink forms conf exchange lease log codec shmring handles error errstate device ctx ctxprops ctxlocal upload background bulk bulkup bulkdown compress content throughput stream capture event record hostfn export_tables compilecache integrity procaddr \
+SHIM_SRC := session send resume wait receive print stats timeline waits entry errlog coredump checkpoint notify managedbatch attention route place peeraccess delivery connect dial rdmalink forms conf exchange lease log codec shmring handles error errstate device ctx ctxprops ctxlocal upload background bulk bulkup bulkdown compress content throughput stream capture event record hostfn export_tables compilecache integrity procaddr \
 	load jit link module kernel fatbin sha256 version launch legacy ranges guard memory hostmem hostpool operand fill copy copy3d vmm occupancy profiler graph graphnode graphhost graphread pool ipc tensormap texref green mapped pointers mirror ahead changes trap managed \
 	poller area shared staged nccl transfer gen_stubs gen_exports gen_names gen_forms gen_fingerprint
 SHIM_VERBS := stream device library
@@ -93,7 +93,7 @@ $(SHIM_T)/test_bulk: $(addprefix $(SHIM_OUT)/o/,attention.o codec.o conf.o deliv
 $(SHIM_T)/test_compilecache: $(SHIM_OUT)/o/compilecache.o $(SHIM_OUT)/o/sha256.o
 $(SHIM_T)/test_compress: $(SHIM_OUT)/o/compress.o
 $(SHIM_T)/test_errstate: $(SHIM_OUT)/o/errstate.o
-$(SHIM_T)/test_connect: $(addprefix $(SHIM_OUT)/o/,connect.o conf.o exchange.o lease.o log.o forms.o gen_forms.o gen_fingerprint.o)
+$(SHIM_T)/test_connect: $(addprefix $(SHIM_OUT)/o/,connect.o dial.o conf.o exchange.o lease.o log.o forms.o gen_forms.o gen_fingerprint.o)
 $(SHIM_T)/test_content: $(addprefix $(SHIM_OUT)/o/,codec.o sha256.o) $(SHIM)/content.c
 $(SHIM_T)/test_forms: $(addprefix $(SHIM_OUT)/o/,forms.o gen_forms.o)
 $(SHIM_T)/test_fatbin: $(SHIM_OUT)/o/fatbin.o

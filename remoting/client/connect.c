@@ -5,17 +5,15 @@
  * straight; greet sends HELLO and decodes WELCOME; the shared memory's descriptor
  * comes behind it.
  *
- * Locking: nothing is shared that changes once a session has begun, so a forked child may
+ * Locking: nothing is shared that changes once a session has begun, but for the addresses of dial.c, so a forked child may
  * connect whatever the other threads of its parent were doing. Every byte from the worker is bounded before it
  * is used; every wait has an end.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +25,7 @@
 #include "conf.h"
 #include "connect.h"
 #include "deadline.h"
+#include "dial.h"
 #include "exchange.h"
 #include "forms.h"
 #include "lease.h"
@@ -133,162 +132,16 @@ static int64_t step_end(const struct sl_ask *ask)
 	return sl_deadline(ask->patience_ms, ask->until);
 }
 
-/* The kernel repeats a SYN that gets no answer after 1, 3 and 7 seconds. Further attempts notice sooner that the network is back. */
-#define DIAL_AGAIN_MS 250
-#define DIAL_MOST 20
-
-/* The result of the first attempt that has ended: 0 and *won, or an error. EINPROGRESS if none has ended. */
-static int look_at_dials(struct pollfd *p, int n, int *won)
-{
-	for (int i = 0; i < n; i++) {
-		int err = 0;
-		socklen_t len = sizeof err;
-
-		if (!p[i].revents)
-			continue;
-		if (getsockopt(p[i].fd, SOL_SOCKET, SO_ERROR, &err, &len))
-			err = errno;
-		*won = i;
-		return err;
-	}
-	return EINPROGRESS;
-}
-
-static int dial_to(const struct addrinfo *a, int64_t deadline)
-{
-	struct pollfd p[DIAL_MOST];
-	int n = 0, won = -1, err = EINPROGRESS;
-
-	for (int64_t now = sl_now_ms(); err == EINPROGRESS && (!n || now < deadline); now = sl_now_ms()) {
-		int64_t until = n + 1 < DIAL_MOST && now + DIAL_AGAIN_MS < deadline ? now + DIAL_AGAIN_MS : deadline;
-
-		if (n < DIAL_MOST) {
-			int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-			if (fd < 0) {
-				err = errno;
-				break;
-			}
-			p[n++] = (struct pollfd){ .fd = fd, .events = POLLOUT };
-			if (!connect(fd, a->ai_addr, a->ai_addrlen)) {
-				won = n - 1;
-				err = 0;
-				break;
-			}
-			if ((err = errno) != EINPROGRESS)
-				break;
-		}
-		while (err == EINPROGRESS && (now = sl_now_ms()) < until) {
-			int ready = poll(p, (nfds_t)n, (int)(until - now));
-
-			if (ready > 0)
-				err = look_at_dials(p, n, &won);
-			else if (ready < 0 && errno != EINTR)
-				err = errno;
-		}
-	}
-	for (int i = 0; i < n; i++)
-		if (err || i != won)
-			close(p[i].fd);
-	errno = err == EINPROGRESS ? ETIMEDOUT : err;
-	return err ? -1 : p[won].fd;
-}
-
-/* The addresses of HOST:PORT or [IPV6]:PORT; NULL with errno. This takes as long as the resolver does. */
-static struct addrinfo *look_up(const char *where)
-{
-	struct addrinfo hint = { .ai_socktype = SOCK_STREAM }, *list;
-	const char *colon = strrchr(where, ':');
-	char host[256];
-	size_t n;
-
-	errno = EINVAL;
-	if (!colon || colon == where || (n = (size_t)(colon - where)) >= sizeof host)
-		return NULL;
-	if (where[0] == '[' && n > 2 && colon[-1] == ']') {
-		where++;
-		n -= 2;
-	}
-	memcpy(host, where, n);
-	host[n] = 0;
-	if (!getaddrinfo(host, colon + 1, &hint, &list))
-		return list;
-	errno = EHOSTUNREACH;
-	return NULL;
-}
-
-/* The first address that answers. Each but the last gets half of the time that is left. */
-static int dial_first(const struct addrinfo *a, int64_t deadline)
-{
-	int fd = -1;
-
-	for (; a && fd < 0; a = a->ai_next) {
-		int64_t now = sl_now_ms();
-
-		fd = dial_to(a, a->ai_next ? now + (deadline - now) / 2 : deadline);
-	}
-	return fd;
-}
-
-/*
- * The addresses of the owners of this process's sessions, from when these began. Whoever makes a session's connection again must not
- * wait for a name server, which the same cut may keep from answering. So the name is looked up again only if these addresses have
- * failed for a while, now and then, and with more time left than a resolver takes.
- */
-static struct addrinfo *found[SL_MAX_OWNERS];
-
-int sl_look_again_ms = 10000, sl_look_every_ms = 30000;
-
-static int dial_found(const char *where, const struct sl_ask *ask)
-{
-	static int64_t look_at[SL_MAX_OWNERS]; /* 0: the last attempt did not fail */
-	int fd = dial_first(__atomic_load_n(&found[ask->owner], __ATOMIC_ACQUIRE), step_end(ask));
-	int64_t now = sl_now_ms(), *at = &look_at[ask->owner];
-	struct addrinfo *list;
-	int err = errno;
-
-	if (ask->kind != SL_SESSION_ATTACH)
-		return fd;
-	if (fd >= 0) {
-		*at = 0;
-	} else if (!*at) {
-		*at = now + sl_look_again_ms;
-	} else if (now >= *at && (!ask->until || ask->until - now > sl_look_every_ms)) {
-		list = look_up(where);
-		*at = sl_now_ms() + sl_look_every_ms;
-		fd = list ? dial_first(list, step_end(ask)) : -1;
-		/* The list before is not freed: a bulk connection may be on its way to one of its addresses. */
-		if (fd >= 0)
-			__atomic_store_n(&found[ask->owner], list, __ATOMIC_RELEASE);
-		else if (list)
-			freeaddrinfo(list);
-	}
-	errno = err;
-	return fd;
-}
-
 static int dial_tcp(const char *where, const struct sl_ask *ask)
 {
-	struct addrinfo *list;
-	int fd, err;
-
-	if (ask->kind == SL_SESSION_ATTACH || ask->kind == SL_SESSION_BULK)
-		return dial_found(where, ask);
-	list = look_up(where);
-	if (!list)
-		return -1;
-	fd = dial_first(list, step_end(ask));
-	err = errno;
-	if (fd >= 0 && ask->kind == SL_SESSION_COMPUTE) {
-		struct addrinfo *before = found[ask->owner];
-
-		found[ask->owner] = list;
-		list = before;
+	switch (ask->kind) {
+	case SL_SESSION_ATTACH:
+		return sl_dial_again(where, ask->owner, step_end(ask), ask->until);
+	case SL_SESSION_BULK:
+		return sl_dial_beside(ask->owner, step_end(ask));
+	default:
+		return sl_dial(where, ask->owner, ask->kind == SL_SESSION_COMPUTE, step_end(ask));
 	}
-	if (list)
-		freeaddrinfo(list);
-	errno = err;
-	return fd;
 }
 
 /* One address of the list. */
@@ -609,6 +462,8 @@ static enum sl_connected connect_further(const struct sl_ask *ask, uint32_t sess
 	rc = ask_further(c->fd, ask, session, what, n, answer, m, reason, cap);
 	if (!rc) {
 		tune(c->fd, keepalive_ms);
+		if (ask->kind == SL_SESSION_ATTACH)
+			sl_dial_made(ask->owner);
 		return rc;
 	}
 	fd = c->fd;

@@ -57,9 +57,6 @@ enum sl_connected {
  */
 enum sl_connected sl_connect(const struct sl_ask *ask, struct sl_connection *c, struct sl_snapshot *snap);
 
-/* For how long attempts to make a connection again fail before a worker's name is looked up again, and how often then, in milliseconds. Variables for their test. */
-extern int sl_look_again_ms, sl_look_every_ms;
-
 /*
  * Makes the lost connection of a session again, the way that sl_connect has gone. c->fd is the socket, and is there as soon as
  * it is dialled. Of the outcomes SL_DENIED alone is final. reason says why there is no connection, or is empty.

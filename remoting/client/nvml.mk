@@ -15,7 +15,7 @@ CFLAGS ?= -O2 -g
 NVML_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -Iremoting/api -DSLUICE_VERSION='"$(or $(VERSION),unknown)"'
 NVML_OLD := -fno-stack-protector -U_FORTIFY_SOURCE
 NVML_SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
-NVML_SRC := nvml.c nvml_answer.c nvml_find.c nvml_device.c nvml_readings.c nvml_more.c nvml_links.c nvml_texts.c nvml_processes.c nvml_conn.c nvml_names.c connect.c forms.c gen_forms.c conf.c exchange.c lease.c log.c version.c gen_fingerprint.c
+NVML_SRC := nvml.c nvml_answer.c nvml_find.c nvml_device.c nvml_readings.c nvml_more.c nvml_links.c nvml_texts.c nvml_processes.c nvml_conn.c nvml_names.c connect.c dial.c forms.c gen_forms.c conf.c exchange.c lease.c log.c version.c gen_fingerprint.c
 NVML_HDR := $(addprefix $(NVML)/,nvml.h nvml_answer.h nvml_conn.h conf.h connect.h deadline.h exchange.h forms.h lease.h log.h reader.h snapshot.h version.h) remoting/api/wire.h
 NVML_OBJ := $(NVML_SRC:%.c=$(NVML_O)/%.o)
 

@@ -14,6 +14,7 @@
 
 #include "connect.h"
 #include "deadline.h"
+#include "dial.h"
 #include "log.h"
 #include "test.h"
 
@@ -123,7 +124,8 @@ static void looked_up_once(void)
 
 	listening = socket(AF_INET, SOCK_STREAM, 0);
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	CHECK(!bind(listening, (void *)&address, sizeof address) && !listen(listening, 4) && !getsockname(listening, (void *)&address, &len));
+	/* The port is used again below. */
+	CHECK(!setsockopt(listening, SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int)) && !bind(listening, (void *)&address, sizeof address) && !listen(listening, 4) && !getsockname(listening, (void *)&address, &len));
 	setenv("SLUICE_WORKER", "tcp:worker.example:7", 1);
 	unsetenv("SLUICE_SOCKET");
 	make(1, 1);
@@ -144,6 +146,12 @@ static void *moved_worker(void *arg)
 	return NULL;
 }
 
+static void *stranger(void *arg)
+{
+	close(accept(*(int *)arg, NULL, NULL));
+	return NULL;
+}
+
 /* After the address has failed for a while, the name may stand for another one. */
 static void looked_up_again(void)
 {
@@ -152,6 +160,7 @@ static void looked_up_again(void)
 	socklen_t len = sizeof moved;
 	struct wire_attach attach = { 0 };
 	struct sl_connection again;
+	int other;
 	char reason[64];
 	pthread_t t;
 
@@ -159,19 +168,29 @@ static void looked_up_again(void)
 	moved.sin_port = 0;
 	listening = socket(AF_INET, SOCK_STREAM, 0);
 	CHECK(!bind(listening, (void *)&moved, sizeof moved) && !listen(listening, 4) && !getsockname(listening, (void *)&moved, &len));
-	sl_look_again_ms = sl_look_every_ms = 0;
+	sl_look_again_ms = 1;
+	sl_look_every_ms = 0;
 	CHECK(sl_connect_again(&ask, 1, &attach, 10000, &again, &heard, reason, sizeof reason) == SL_UNREACHABLE && lookups == 1);
+	usleep(2000);
 	CHECK(sl_connect_again(&ask, 1, &attach, 10000, &again, &heard, reason, sizeof reason) == SL_UNREACHABLE && lookups == 2);
 	ask.until = sl_now_ms() + 5000;
 	sl_look_every_ms = 60000; /* more than is left */
 	CHECK(sl_connect_again(&ask, 1, &attach, 10000, &again, &heard, reason, sizeof reason) == SL_UNREACHABLE && lookups == 2);
+	/* What answers at the old address, and is no worker, does not count as a connection that was made. */
 	ask.until = 0;
+	sl_look_every_ms = 0;
+	other = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(!setsockopt(other, SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int)) && !bind(other, (void *)&address, sizeof address) && !listen(other, 4));
+	pthread_create(&t, NULL, stranger, &other);
+	CHECK(sl_connect_again(&ask, 1, &attach, 10000, &again, &heard, reason, sizeof reason) == SL_BROKEN && lookups == 3);
+	pthread_join(t, NULL);
 	answers = true;
 	pthread_create(&t, NULL, moved_worker, &told);
-	CHECK(sl_connect_again(&ask, 1, &attach, 10000, &again, &heard, reason, sizeof reason) == SL_CONNECTED && heard.received == 8 && lookups == 3);
+	CHECK(sl_connect_again(&ask, 1, &attach, 10000, &again, &heard, reason, sizeof reason) == SL_CONNECTED && heard.received == 8 && lookups == 4);
 	pthread_join(t, NULL);
 	close(again.fd);
 	close(listening);
+	close(other);
 }
 
 int main(void)

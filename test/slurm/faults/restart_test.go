@@ -3,6 +3,8 @@ package faults
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -49,22 +51,46 @@ func killReporting(t *testing.T, r *rig) {
 	r.scancel(t, j)
 	r.state(t, j, 40*time.Second, "CANCELLED")
 	r.saved(t, time.Now())
-	runs := func(command string) {
-		r.until(t, 20*time.Second, command+" runs", func() error {
-			if len(r.Ctl.PIDs(command)) == 0 {
-				return errors.New("it does not")
-			}
-			return nil
-		})
-	}
-	runs("sacct")
+	r.until(t, 20*time.Second, "sacct runs", func() error {
+		if len(r.Ctl.PIDs("sacct")) == 0 {
+			return errors.New("it does not")
+		}
+		return nil
+	})
 	r.Ctl.Signal("slurmctld", syscall.SIGSTOP)
 	resume()
-	runs("scontrol")
-	time.Sleep(time.Second) // it has connected
+	r.until(t, 20*time.Second, "scontrol has connected", func() error {
+		for _, pid := range r.Ctl.PIDs("scontrol") {
+			if connected(pid) {
+				return nil
+			}
+		}
+		return errors.New("it has not")
+	})
 	r.killCtld(t)
 	r.startCtld(t)
 	r.reported(t, j)
+}
+
+// connected says whether a process has an established TCP connection.
+func connected(pid int) bool {
+	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	table, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", pid))
+	for _, l := range links {
+		inode, ok := strings.CutPrefix(target(l), "socket:[")
+		for line := range strings.Lines(string(table)) {
+			if f := strings.Fields(line); ok && len(f) > 9 && f[3] == "01" && f[9] == strings.TrimSuffix(inode, "]") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// target is what a symbolic link says, "" if it has gone.
+func target(link string) string {
+	s, _ := os.Readlink(link)
+	return s
 }
 
 // The last task of an array has the array's number, by which Slurm's commands mean all of its tasks.
