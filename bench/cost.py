@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 import rawlog
-from grace import error
+from grace import error, spread
 
 HERE = Path(__file__).parent
 MOST = 0.01  # of the older build
@@ -129,10 +129,6 @@ def verdict(cost, e):
     if cost - 2 * e > MOST:
         return "FAIL"
     return "PASS" if cost <= MOST and e <= MOST else "OPEN"
-
-
-def spread(xs):
-    return f"{statistics.median(xs):.3f} ({min(xs):.3f} to {max(xs):.3f})"
 
 
 def percent(cost, e):

@@ -232,7 +232,7 @@ func TestSharesScript(t *testing.T) {
 	}
 }
 
-// built is the real build, with its simulated GPU, and a compiler for CUDA. Who asks needs root.
+// built is the real build, with its simulated GPU, and a compiler for CUDA. The test needs root.
 func built(t *testing.T) (made, nvcc string) {
 	t.Helper()
 	made = os.Getenv("SLUICE_BUILD")

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// Another user may connect, is told why he gets nothing, and keeps nobody else from being served.
+// Another user may connect, gets a refusal with its reason, and does not delay the owner of the socket.
 func TestStrangers(t *testing.T) {
 	s := newSite(t, newFake("a", 1))
 	l := s.must(ask("1", 50))

@@ -334,7 +334,7 @@ func TestWhoMay(t *testing.T) {
 	}
 }
 
-// PrologSlurmctld is told in time that there is no room, however long the site lets jobs wait for it and however busy slurmctld is.
+// PrologSlurmctld hears in time that there is no room, even if the site lets jobs wait for longer and slurmctld is busy.
 func TestRequeueInTime(t *testing.T) {
 	st := jobstest.NewSite()
 	st.Refuse = lease.Errorf(lease.NoRoom, "no GPU has 50%% left")

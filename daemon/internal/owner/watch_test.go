@@ -105,7 +105,7 @@ func TestWatch(t *testing.T) {
 	_, err = n.Watch(gone, "ctl", last.At, time.Minute)
 	code(t, err, lease.Down)
 
-	// A watcher that has missed more than the journal holds is told everything.
+	// A watcher that has missed more changes than the journal holds gets the whole state.
 	for range journalSize + 1 {
 		n.SetLimits(Limits{})
 	}

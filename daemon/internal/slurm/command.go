@@ -413,12 +413,12 @@ func merge(there, text string) (string, bool) {
 	return there + separator + text, true
 }
 
-// refusals are words of answers that stay: to whoever may not do it, and where there is no accounting.
+// refusals are parts of the answers after which another try is of no use: the caller may not do it, or there is no accounting.
 var refusals = []string{"denied", "accounting storage is disabled", "not running a supported accounting_storage"}
 
-// later marks an error after which the same may succeed: every one of Slurm's commands but a refusal that stays. They
-// have many words for a slurmctld or a database that goes away, of which some say nothing of it: "Unexpected message
-// received" is scontrol's.
+// later marks an error after which the same command may succeed: any error of Slurm's commands but refusals. The commands
+// report a slurmctld or a database that goes away in many ways, and some do not mention it: scontrol says
+// "Unexpected message received".
 func later(err error) error {
 	var f *failure
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrGone) || errors.As(err, &f) && !said(err, refusals...) {
