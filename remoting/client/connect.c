@@ -323,10 +323,10 @@ static enum sl_connected hear(const struct wire_welcome *w, const uint8_t *data,
 	return SL_CONNECTED;
 }
 
-/* The connection has failed. *lost: another one may do better. */
+/* The connection has failed. *lost: another one may do better, which it does not where nobody answers or what came makes no sense. */
 static enum sl_connected broken(const struct sl_ask *ask, const char *what, bool *lost)
 {
-	*lost = errno != ETIMEDOUT;
+	*lost = errno != ETIMEDOUT && errno != EPROTO;
 	failed(ask, "%s: %s", what, strerror(errno));
 	return SL_BROKEN;
 }

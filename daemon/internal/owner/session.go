@@ -41,10 +41,12 @@ func (o *Owner) offer(host string, r lease.SessionRequest) (lease.Offer, error) 
 		return lease.Offer{}, lease.Errorf(lease.Down, "owner %s does not listen for data yet; ask again", o.cfg.Name)
 	}
 	if n, ok := ofSession(r.Kind); ok {
-		if a, can := o.cfg.Workers.(Attacher); can {
-			if err := a.Attachable(r.Lease, int(n), r.PID); err != nil {
-				return lease.Offer{}, err
-			}
+		a, can := o.cfg.Workers.(Attacher)
+		if !can {
+			return lease.Offer{}, lease.Errorf(lease.Invalid, "owner %s takes no further connections of a session", o.cfg.Name)
+		}
+		if err := a.Attachable(r.Lease, int(n), r.PID); err != nil {
+			return lease.Offer{}, err
 		}
 	} else if _, ok := wire.Traces(r.Kind); !ok {
 		if err := o.roomFor(r.Lease); err != nil {
