@@ -294,7 +294,12 @@ part_end() {
 		sleep 0.1
 	done
 	local figures="$left processes kept ready, $CHILDREN_BEFORE before; device memory used $used MiB, $USED_BEFORE before"
-	if [ $ok = 1 ]; then pass nothing-left "$figures"; else fail nothing-left "$figures"; fi
+	if [ $ok = 1 ]; then
+		pass nothing-left "$figures"
+	else
+		fail nothing-left "$figures"
+		nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv,noheader | sed 's/^/     | /'
+	fi
 }
 
 log_header
@@ -304,7 +309,7 @@ sleep 1
 { read -r CHILDREN_BEFORE && read -r USED_BEFORE; } <<<"$(usage)"
 echo "worker at $ADDR, leases of $MEM"
 for part in "${CHOSEN[@]}"; do
-	echo "== $part ($SECONDS s)"
+	echo "== $part ($SECONDS s; $(usage | tail -n 1) MiB of the device in use)"
 	"part_$part"
 done
 echo "gpu-test: $PASSED passed, $FAILED failed${FAILURES[*]:+: ${FAILURES[*]}}; $SECONDS s"

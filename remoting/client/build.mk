@@ -21,7 +21,7 @@ SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthre
 	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
 
 SHIM_SRC := session send resume wait receive print stats timeline waits entry errlog coredump checkpoint notify managedbatch attention route place peeraccess delivery connect dial rdmalink forms conf exchange lease log codec shmring handles error errstate device ctx ctxprops ctxlocal upload background bulk bulkup bulkdown compress content throughput stream capture event record hostfn export_tables compilecache integrity procaddr \
-	load jit link module kernel fatbin sha256 version launch legacy ranges guard memory hostmem hostpool operand fill copy copy3d vmm occupancy profiler graph graphnode graphhost graphread pool ipc tensormap texref green mapped pointers mirror ahead changes trap managed \
+	load jit link module kernel fatbin sha256 version launch legacy ranges guard memory hostmem hostpool operand fill copy copy3d vmm occupancy profiler graph graphnode graphhost graphread pool ipc tensormap texref green mapped piece pointers mirror ahead changes trap managed \
 	poller area shared staged nccl transfer gen_stubs gen_exports gen_names gen_forms gen_fingerprint
 SHIM_VERBS := stream device library
 SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o) $(SHIM_VERBS:%=$(SHIM_OUT)/o/verbs_%.o)
@@ -83,7 +83,7 @@ endif
 # --- tests ---
 
 SHIM_T := build/test/shim$(if $(SAN),-$(subst $(SHIM_COMMA),-,$(SAN)))
-SHIM_TESTS := $(addprefix $(SHIM_T)/test_,attention background bulk compilecache compress connect content entry errstate fatbin forms handles integrity lease ranges record refuse sha256 throughput upload)
+SHIM_TESTS := $(addprefix $(SHIM_T)/test_,attention background bulk compilecache compress connect content entry errstate fatbin forms handles integrity lease piece ranges record refuse sha256 throughput upload)
 # The programs nvcc built, where they are there: test_fatbin looks into them.
 SHIM_NVCC := $(wildcard build/test/cuda-11.8/vecadd build/test/cuda-11.8/reduce build/test/cuda-13.0/vecadd)
 
@@ -100,6 +100,7 @@ $(SHIM_T)/test_fatbin: $(SHIM_OUT)/o/fatbin.o
 $(SHIM_T)/test_handles: $(SHIM_OUT)/o/handles.o
 $(SHIM_T)/test_integrity: $(SHIM_OUT)/o/integrity.o
 $(SHIM_T)/test_lease: $(SHIM_OUT)/o/lease.o $(SHIM_OUT)/o/exchange.o
+$(SHIM_T)/test_piece: $(addprefix $(SHIM_OUT)/o/,piece.o changes.o)
 $(SHIM_T)/test_ranges: $(SHIM_OUT)/o/ranges.o
 $(SHIM_T)/test_record: $(SHIM_OUT)/o/record.o
 $(SHIM_T)/test_refuse: $(SHIM_OUT)/o/entry.o
@@ -120,7 +121,7 @@ shim-race: $(addprefix $(SHIM_T)/test_,background bulk content record upload)
 	$(SHIM_T)/test_upload
 
 shim-test: $(SHIM_TESTS) $(SHIM_LIB)
-	@set -e; for t in attention background bulk compilecache compress connect content errstate forms handles integrity lease ranges record refuse sha256 throughput upload; do $(SHIM_T)/test_$$t; done; \
+	@set -e; for t in attention background bulk compilecache compress connect content errstate forms handles integrity lease piece ranges record refuse sha256 throughput upload; do $(SHIM_T)/test_$$t; done; \
 	$(SHIM_T)/test_fatbin $(SHIM_NVCC); ASAN_OPTIONS=detect_leaks=0 $(SHIM_T)/test_entry $(abspath $(SHIM_LIB))
 
 shim-elf: $(SHIM_LIB) build/shim/libnvidia-ml.so.1

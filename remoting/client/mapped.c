@@ -13,13 +13,13 @@
  */
 #include "mapped.h"
 #include "area.h"
-#include "changes.h"
 #include "codec.h"
 #include "copy.h"
 #include "ctx.h"
 #include "entry.h"
 #include "gen.h"
 #include "log.h"
+#include "piece.h"
 #include "poller.h"
 #include "ranges.h"
 #include "route.h"
@@ -41,16 +41,6 @@ enum {
 	MEDIUM = 64 << 10,	/* one of at most this many is, while at most COMPARED_MAX bytes are compared in all */
 	COMPARED_MAX = 256 << 10,
 	SHARED_MAX = 16 << 20,	/* most bytes of a block that other processes may write to */
-	PART = MEDIUM + 8,	/* bytes that are compared at a time, in whole words */
-	READS = 8,		/* how often memory that changes is read, at most, until two reads are the same */
-};
-
-/* A piece of a block, [p, p+n), and the whole words of 8 bytes around it, [lo, hi). */
-struct piece {
-	uint64_t p;
-	size_t n;
-	uint64_t lo, hi;
-	uint8_t *equal;		/* the bytes that both sides last had: hi - lo, in a buffer of a multiple of 64 */
 };
 
 struct block {
@@ -63,7 +53,7 @@ struct block {
 	bool reached;		/* it is shared, and kernels were given its address */
 	uint64_t mirror;	/* where its mirror begins; 0 for none */
 	unsigned pieces;
-	struct piece piece[2];
+	struct sl_piece piece[2];
 };
 
 _Atomic unsigned sl_mapped_blocks, sl_mapped_shared, sl_mapped_reached;
@@ -157,7 +147,7 @@ struct sl_ctx *sl_mapped_ctx_slow(uint64_t p)
 /* --- host to device --- */
 
 /* Reports whether the memory of a piece is still mapped: a program may unmap registered memory before it unregisters it. */
-static bool still_mapped(const struct block *b, const struct piece *p)
+static bool still_mapped(const struct block *b, const struct sl_piece *p)
 {
 	unsigned char in[64];
 
@@ -170,64 +160,20 @@ static bool still_mapped(const struct block *b, const struct piece *p)
 	return true;
 }
 
-/* Clears the mask's bits for bytes of a word that do not belong to the piece. */
-static uint8_t mask_own(const struct piece *p, uint64_t word, uint8_t mask)
-{
-	if (word < p->p)
-		mask &= (uint8_t)(0xff << (p->p - word));
-	if (word + 8 > p->p + p->n)
-		mask &= (uint8_t)(0xff >> (word + 8 - (p->p + p->n)));
-	return mask;
-}
-
-/*
- * The part of a piece from lo on, with what has changed in it: the bytes are copied here and noted as equal, and are then sent.
- * A thread of the program may be writing meanwhile. So the part is read until two reads are the same: they hold what was there
- * at one time, and a flag in them comes with the data that was written before the flag.
- */
-static struct part {
-	uint64_t lo;
-	struct sl_changes c;
-	uint8_t mask[(PART + 63) / 64 * 8], bytes[(PART + 63) / 64 * 64];
-} part;
-
-static bool take_part(const struct piece *p, struct part *t)
-{
-	const void *live = (const void *)(uintptr_t)t->lo;
-	size_t n = p->hi - t->lo < PART ? p->hi - t->lo : PART;
-	uint8_t *equal = p->equal + (t->lo - p->lo);
-	bool some;
-
-	if (!memcmp(live, equal, n))
-		return false;
-	for (unsigned i = 0; i < READS && (!i || memcmp(t->bytes, live, n)); i++) {
-		memcpy(t->bytes, live, n);
-		atomic_thread_fence(memory_order_acquire);
-	}
-	memcpy(t->bytes + n, equal + n, (n + 63) / 64 * 64 - n);
-	t->c = sl_changes(t->bytes, equal, (n + 63) / 64 * 64, t->mask);
-	some = t->c.words;
-	if (some && t->lo + t->c.from < p->p)
-		t->mask[t->c.from / 8] = mask_own(p, t->lo + t->c.from, t->mask[t->c.from / 8]);
-	if (some && t->lo + t->c.to > p->p + p->n)
-		t->mask[t->c.to / 8 - 1] = mask_own(p, t->lo + t->c.to - 8, t->mask[t->c.to / 8 - 1]);
-	memcpy(equal, t->bytes, n);
-	return some;
-}
-
 /* Sends what the program has written to a piece, and reports whether that was anything. sending is held. */
-static bool send_piece(const struct block *b, const struct piece *p)
+static bool send_piece(const struct block *b, const struct sl_piece *p)
 {
-	struct part *t = &part;
+	static struct sl_part part;
+	struct sl_part *t = &part;
 	bool some = false;
 
 	if (!still_mapped(b, p))
 		return false;
-	for (t->lo = p->lo; t->lo < p->hi; t->lo += PART) {
+	for (t->lo = p->lo; t->lo < p->hi; t->lo += SL_PIECE_PART) {
 		bool changed;
 
 		pthread_mutex_lock(&lock);
-		changed = take_part(p, t);
+		changed = sl_piece_take(p, t);
 		pthread_mutex_unlock(&lock);
 		if (changed)
 			sl_transfer_merge(&b->other, t->lo + t->c.from, t->c.to - t->c.from, t->mask + t->c.from / 8, t->bytes + t->c.from, NULL);
@@ -264,51 +210,15 @@ static enum sl_poll poll(void)
 
 /* --- device to host --- */
 
-/* Writes those bytes of a word whose bits are set, in one store: a thread that polls the word sees all of them or none. */
-static void put_word(uint64_t at, uint64_t v, uint8_t bits)
-{
-	uint64_t *word = (uint64_t *)(uintptr_t)at, mask = 0, was = __atomic_load_n(word, __ATOMIC_RELAXED);
-
-	for (unsigned i = 0; i < 8; i++)
-		if (bits >> i & 1)
-			mask |= (uint64_t)0xff << 8 * i;
-	while (!__atomic_compare_exchange_n(word, &was, (was & ~mask) | (v & mask), false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
-		;
-}
-
-/*
- * Writes the changed words of one turn. Words whose neighbours on both sides have changed, too, are written in turn 0, those with
- * one such neighbour in turn 1 (the one before) or 2 (the one behind), and those without in turn 3. A word by itself is most likely
- * a flag that says that other words have been written, so it is written last.
- */
-static void put_words(const struct piece *p, uint64_t at, size_t words, const uint8_t *mask, const uint8_t *bytes, unsigned turn)
-{
-	for (size_t k = 0; k < words; k++) {
-		unsigned its = (k && mask[k - 1] ? 0 : 2) + (k + 1 < words && mask[k + 1] ? 0 : 1);
-		uint8_t bits = mask_own(p, at + 8 * k, mask[k]), *equal = p->equal + (at + 8 * k - p->lo);
-		uint64_t v;
-
-		if (!bits || its != turn)
-			continue;
-		memcpy(&v, bytes + 8 * k, 8);
-		put_word(at + 8 * k, v, bits);
-		for (unsigned i = 0; i < 8; i++)
-			if (bits >> i & 1)
-				equal[i] = bytes[8 * k + i];
-	}
-}
-
 /* Applies changes to a block. Two blocks may each have bytes of one word; each takes its own. */
-static void change(const struct block *b, uint64_t p, size_t n, const uint8_t *mask, const uint8_t *bytes)
+static void change(struct block *b, uint64_t p, size_t n, const uint8_t *mask, const uint8_t *bytes)
 {
 	for (unsigned k = 0; k < b->pieces; k++) {
-		const struct piece *own = &b->piece[k];
+		struct sl_piece *own = &b->piece[k];
 		uint64_t from = p > own->lo ? p : own->lo, to = p + n < own->hi ? p + n : own->hi;
 
-		if (from >= to || !still_mapped(b, own))
-			continue;
-		for (unsigned turn = 0; turn < 4; turn++)
-			put_words(own, from, (to - from) / 8, mask + (from - p) / 8, bytes + (from - p), turn);
+		if (from < to && still_mapped(b, own))
+			sl_piece_change(own, from, to, mask + (from - p) / 8, bytes + (from - p));
 	}
 }
 
@@ -349,20 +259,9 @@ static void read_maps(uint64_t p, size_t n, bool *shared, bool *writable, bool *
 /* Makes [p, p+n) a piece of the block, unless it is empty. */
 static bool add_piece(struct block *b, uint64_t p, size_t n)
 {
-	struct piece *own = &b->piece[b->pieces];
-	size_t room;
-
-	if (!n)
-		return true;
-	*own = (struct piece){ .p = p, .n = n, .lo = p & ~7ull, .hi = (p + n + 7) & ~7ull };
-	room = (own->hi - own->lo + 63) / 64 * 64;
-	own->equal = calloc(1, room);
-	if (!own->equal)
+	if (n && !sl_piece_init(&b->piece[b->pieces], p, n, b->area.fresh))
 		return false;
-	b->pieces++;
-	/* A fresh area holds zeroes. Any other may hold anything: bytes that differ everywhere have all of them sent. */
-	for (size_t i = 0; !b->area.fresh && i < own->hi - own->lo; i++)
-		own->equal[i] = (uint8_t)~((const uint8_t *)(uintptr_t)own->lo)[i];
+	b->pieces += n != 0;
 	return true;
 }
 
@@ -413,7 +312,7 @@ static void unlist(size_t i)
 static void watch(const struct block *b, bool on)
 {
 	for (unsigned k = 0; k < b->pieces; k++) {
-		const struct piece *p = &b->piece[k];
+		const struct sl_piece *p = &b->piece[k];
 		sl_buf buf;
 
 		if (b->read_only)
@@ -428,7 +327,7 @@ static void watch(const struct block *b, bool on)
 static void discard(struct block *b)
 {
 	for (unsigned k = 0; k < b->pieces; k++)
-		free(b->piece[k].equal);
+		sl_piece_free(&b->piece[k]);
 	free(b);
 }
 

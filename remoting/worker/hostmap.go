@@ -273,7 +273,9 @@ func (h *hostMaps) merge(d *wire.Decoder, ahead bool) (int32, bool) {
 	clash := false
 	put := merge
 	if m.Dst%8 == 0 && h.watch.has(m.Dst) {
-		put = mergeTurns
+		put = func(mem, b, mask []byte) {
+			mergeTurns(mem, b, mask, func(k int) bool { return h.watch.changedLast(m.Dst + uint64(8*k)) })
+		}
 	}
 	if !h.watch.merged(m.Dst, b, mask, func() bool {
 		return h.at(m.Dst, uint64(n), func(mem []byte) {

@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"os"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
@@ -255,9 +259,45 @@ func TestMergeTurns(t *testing.T) {
 			}
 		}
 	}
-	mergeTurns(b, from, mask)
+	mergeTurns(b, from, mask, func(int) bool { return false })
 	if !bytes.Equal(b, want) {
 		t.Errorf("%x, not %x", b, want)
+	}
+}
+
+// The rest of some data, of which the change before had the most, is written before a flag. The data is in a page that cannot be
+// written to: what was written before it is what came first.
+func TestMergeRestOfData(t *testing.T) {
+	page := os.Getpagesize()
+	mem, err := unix.Mmap(-1, 0, 2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	data := page/8 + 5
+	w := hostWatches{list: []*hostWatch{{base: hostAt, mem: mem, seen: make([]byte, len(mem)), last: make([]bool, len(mem)/8)}}}
+	w.n.Store(1)
+	put := func(value byte, words ...int) (fault bool) {
+		from, mask := bytes.Repeat([]byte{value}, len(mem)), make([]byte, len(mem)/8)
+		for _, k := range words {
+			mask[k] = 0xff
+		}
+		defer func() { fault = recover() != nil }()
+		w.merged(hostAt, from, mask, func() bool {
+			mergeTurns(mem, from, mask, func(k int) bool { return w.changedLast(hostAt + uint64(8*k)) })
+			return true
+		})
+		return false
+	}
+	if put(1, data-3, data-2, data-1) {
+		t.Fatal("memory that can be written to could not")
+	}
+	if err := unix.Mprotect(mem[page:], unix.PROT_READ); err != nil {
+		t.Fatal(err)
+	}
+	if !put(1, 0, data) || mem[0] != 0 {
+		t.Errorf("the flag is %d when the data is written", mem[0])
 	}
 }
 

@@ -48,6 +48,9 @@ type hostWatch struct {
 	base uint64
 	mem  []byte // of a map
 	seen []byte // what the client has of it
+
+	last             []bool // the words that the client's last change was about
+	lastFrom, lastTo uint64 // all of them are between these
 }
 
 type hostWatches struct {
@@ -77,7 +80,7 @@ func (s *session) hostWatch(p []byte) int32 {
 	if m.Size > wire.MaxHostWatch-w.bytes {
 		return C.CUDA_ERROR_OUT_OF_MEMORY
 	}
-	h := &hostWatch{base: m.Address}
+	h := &hostWatch{base: m.Address, last: make([]bool, m.Size/8)}
 	if !s.host.at(m.Address, m.Size, func(mem []byte) { h.mem, h.seen = mem, bytes.Clone(mem) }) {
 		return C.CUDA_ERROR_INVALID_VALUE
 	}
@@ -133,7 +136,7 @@ func (w *hostWatches) has(p uint64) bool {
 	return slices.ContainsFunc(w.list, func(h *hostWatch) bool { return p-h.base < uint64(len(h.mem)) })
 }
 
-// merged carries out a merge of the client's by f, and notes that the client has these bytes.
+// merged carries out a merge of the client's by f, and notes that the client has these bytes. f may call changedLast.
 func (w *hostWatches) merged(p uint64, b, mask []byte, f func() bool) bool {
 	if w.n.Load() == 0 {
 		return f()
@@ -145,13 +148,31 @@ func (w *hostWatches) merged(p uint64, b, mask []byte, f func() bool) bool {
 	}
 	for _, h := range w.list {
 		from, to := max(p, h.base), min(p+uint64(len(b)), h.base+uint64(len(h.seen)))
+		if from >= to {
+			continue
+		}
 		for at := from; at < to; at++ {
 			if k := at - p; mask[k/8]>>(k%8)&1 != 0 {
 				h.seen[at-h.base] = b[k]
 			}
 		}
+		h.noteLast(from, to, mask[(from-p)/8:])
 	}
 	return true
+}
+
+// noteLast keeps which words from from to to the client has changed.
+func (h *hostWatch) noteLast(from, to uint64, mask []byte) {
+	clear(h.last[h.lastFrom:h.lastTo])
+	h.lastFrom, h.lastTo = (from-h.base)/8, (to-h.base)/8
+	for k := range h.lastTo - h.lastFrom {
+		h.last[h.lastFrom+k] = mask[k] != 0
+	}
+}
+
+// changedLast reports whether the client's last change was about the word at p. The lock is held.
+func (w *hostWatches) changedLast(p uint64) bool {
+	return slices.ContainsFunc(w.list, func(h *hostWatch) bool { return p-h.base < uint64(len(h.mem)) && h.last[(p-h.base)/8] })
 }
 
 // tell sends the client what it does not have of watched memory. The caller holds outStaging.sendMu, and no part is out.
@@ -236,9 +257,11 @@ func (w *hostWatches) poll(s *session) {
 // mergeTurns copies the bytes of b whose bits are set in mask, for a kernel that may be looking. First come the
 // words that have a neighbour on both sides that was changed, too, then those that have one before, then those that
 // have one behind, at last those that have none: the later its turn, the more likely a word is a flag that says that
-// others have been written. A word's bytes are written at once.
-func mergeTurns(mem, b, mask []byte) {
-	for turn := range 4 {
+// others have been written. But one by itself that has a neighbour that the change before was about is rather the rest of some
+// data that was half written then, and comes before the flags. last says whether that was about word k.
+// A word's bytes are written at once.
+func mergeTurns(mem, b, mask []byte, last func(k int) bool) {
+	for turn := range 5 {
 		for k, bits := range mask {
 			its := 0
 			if k == 0 || mask[k-1] == 0 {
@@ -246,6 +269,9 @@ func mergeTurns(mem, b, mask []byte) {
 			}
 			if k+1 == len(mask) || mask[k+1] == 0 {
 				its++
+			}
+			if bits != 0 && its == 3 && !last(k-1) && !last(k+1) {
+				its = 4
 			}
 			if bits != 0 && its == turn {
 				mergeWord(mem[8*k:8*k+8], b[8*k:8*k+8], bits)
