@@ -123,7 +123,7 @@ func (n *Node) counters() []metrics.Counter {
 		{Name: "audit_lines_total", Help: "Lines written to the audit log.", Value: n.audit.Lines()},
 		{Name: "audit_failed_total", Help: "Lines that could not be written to the audit log.", Value: n.audit.Failed()},
 		{Name: "audit_forwarded_total", Help: "Lines of the audit log sent to the collector of audit.forward.", Value: f.Forwarded},
-		{Name: "audit_forward_dropped_total", Help: "Lines of the audit log that the collector of audit.forward did not get for lack of room in the queue.", Value: f.Dropped},
+		{Name: "audit_forward_dropped_total", Help: "Lines of the audit log that the collector of audit.forward did not take in time, or that were too long for its socket.", Value: f.Dropped},
 		{Name: "audit_forward_waiting", Help: "Lines of the audit log that wait for the collector of audit.forward.", Value: uint64(f.Waiting), Gauge: true},
 		{Name: "host_sessions_attached_total", Help: "Connections made to owners for programs of this node that had lost theirs, before the session judges the program's key.", Value: h.Attached},
 		{Name: "host_attaches_failed_total", Help: "Attempts to make such a connection that failed; the program tries again until its grace is over.", Value: h.AttachesFailed},

@@ -99,7 +99,7 @@ func (s *Sender) Send(m Message) {
 type State struct {
 	To        Target
 	Forwarded uint64 // messages that were handed to the kernel for the collector
-	Dropped   uint64 // messages that had no room in the queue, or that were too long for the socket
+	Dropped   uint64 // messages that had no room in the queue, that were too long for the socket, or that waited when Run ended
 	Waiting   int    // messages in the queue
 	Away      error  // why the collector cannot be reached, nil if it can
 }
