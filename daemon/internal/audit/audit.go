@@ -17,6 +17,8 @@ package audit
 // and skipped by readers. Sync has the lines written so far survive a crash of the
 // machine as well. After a failed sync the kernel takes the pages for clean, and the next
 // sync says that all is well: so the lines since the last good one are written again first.
+//
+// Each line that was written is also given to the collector, where there is one, in the same order. It waits for nothing there.
 
 import (
 	"bytes"
@@ -37,6 +39,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/syslog"
 	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 )
@@ -140,6 +143,7 @@ type Options struct {
 	MaxSize int64 // bytes of one file, 0 for 64 MiB
 	Keep    int   // older files kept, at least 1
 	Log     *slog.Logger
+	Forward *syslog.Sender // gets each line that was written; nil for none
 }
 
 // Log is an open audit log. Its methods may be called from several goroutines.
@@ -327,11 +331,28 @@ func (l *Log) write(e Event) error {
 	if err != nil {
 		return err
 	}
-	if err := l.series[classOf(e.Event)].write(append(b, '\n')); err != nil {
+	c := classOf(e.Event)
+	if err := l.series[c].write(append(b, '\n')); err != nil {
 		return err
 	}
 	l.seq++
+	l.forward(c, &e, b)
 	return nil
+}
+
+// forward gives a line that was written to the collector. What any user can cause never takes the room of who had which GPU there either.
+func (l *Log) forward(c class, e *Event, line []byte) {
+	if l.o.Forward == nil {
+		return
+	}
+	m := syslog.Message{Time: e.Time, ID: e.Event, Severity: syslog.Info, Text: line, Fill: 100}
+	switch c {
+	case sessions:
+		m.Fill = 75
+	case refusals:
+		m.Fill, m.Severity = 50, syslog.Notice
+	}
+	l.o.Forward.Send(m)
 }
 
 func (s *series) write(b []byte) error {

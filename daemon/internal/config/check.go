@@ -49,6 +49,7 @@ func (p *parser) finish() {
 	p.paths()
 	p.addresses()
 	p.ranges()
+	p.audit()
 	p.content()
 	p.slurm()
 	p.readPools()

@@ -59,6 +59,7 @@ type Audit struct {
 	File    string `key:"file"`
 	MaxSize Size   `key:"max_size"` // bytes at which it is rotated
 	Keep    int    `key:"keep"`     // rotated files that stay
+	Forward string `key:"forward"`  // the syslog collector that gets each line too; "off" for none
 }
 
 // Listen holds addresses as HOST:PORT, an empty host meaning all of them.
@@ -219,7 +220,7 @@ func Default() Config {
 		RunDir:   "/run/sluice",
 		Auth:     "munge",
 		Log:      Log{Level: "info", Format: "text"},
-		Audit:    Audit{File: "/var/log/sluice/audit.log", MaxSize: 64 << 20, Keep: 8},
+		Audit:    Audit{File: "/var/log/sluice/audit.log", MaxSize: 64 << 20, Keep: 8, Forward: "off"},
 		Listen:   Listen{Control: ":7071", Data: ":7072", Metrics: "127.0.0.1:7073", MetricsNames: true, Page: "off"},
 		Users:    Users{Run: true, UIDMin: 1000},
 		Owner: Owner{Enabled: "auto", KeepMem: 512 << 20, LibNVML: "libnvidia-ml.so.1", LibCUDA: "libcuda.so.1",

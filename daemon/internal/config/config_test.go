@@ -94,6 +94,7 @@ func TestErrors(t *testing.T) {
 		{"lease:\n  silence: soon\n", `f.yaml:2: lease.silence: "soon" is not a time`},
 		{"lease:\n  silence: 10s\n", "f.yaml:2: lease.silence: 10s is less than three times lease.renew"},
 		{"lease: 5\n", "f.yaml:1: the file lease wants keys of its own"},
+		{"audit: {forward: 'log:514'}\n", `f.yaml:1: audit.forward: "log:514" is no collector; give one of tcp://HOST:PORT, udp://HOST:PORT, the path of a syslog socket such as /dev/log, or off`},
 		{"auth: none\n", `f.yaml:1: auth: "none" is not known; give one of munge, tls`},
 		{"auth: tls\n", "tls.ca: is empty"},
 		{"users: {uid_min: 0}\n", "f.yaml:1: users.uid_min: 0 is not between 1"},
@@ -208,6 +209,23 @@ func TestUnsafeFile(t *testing.T) {
 	}
 	if _, err := Load(p + "x"); err == nil {
 		t.Error("a file that is not there was loaded")
+	}
+}
+
+// The forms of audit.forward.
+func TestCollector(t *testing.T) {
+	for _, s := range []string{"/dev/log", "/run/systemd/journal/syslog", "tcp://log.example.org:514", "udp://10.0.0.1:514", "tcp://[fd00::1]:601"} {
+		a := Audit{Forward: s}
+		if got, ok := a.Collector(); !ok || got.String() != s {
+			t.Errorf("%s: %v %v", s, got, ok)
+		}
+	}
+	for _, s := range []string{"", "off", "on", "/", "dev/log", "/dev/../log", "/dev/log/", "/" + strings.Repeat("x", sunPath), "unixgram:///dev/log", "tcp://", "tcp://log", "tcp://:514", "tcp://log:0",
+		"tcp://log:65536", "tcp://log:http", "udp://log:514/x", "tcp://a/b:514", "tls://log:6514", "log:514", "tcp:log:514"} {
+		a := Audit{Forward: s}
+		if got, ok := a.Collector(); ok {
+			t.Errorf("%q: %v", s, got)
+		}
 	}
 }
 

@@ -47,6 +47,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/probe"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/daemon/internal/syslog"
 	"github.com/sluice-hpc/sluice/daemon/internal/workers"
 	"github.com/sluice-hpc/sluice/remoting/version"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
@@ -64,6 +65,7 @@ type Node struct {
 	level *slog.LevelVar
 
 	audit    *audit.Log
+	forward  *syslog.Sender // of the audit log's lines, nil for none
 	id       *identity.Identity
 	watch    *inventory.Watch // nil where there are no GPUs to lend
 	pool     *workers.Pool
@@ -103,12 +105,9 @@ func Start(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slo
 	if err := Prepare(cfg); err != nil {
 		return nil, err
 	}
-	n.audit, err = audit.Open(cfg.Audit.File, audit.Options{MaxSize: int64(cfg.Audit.MaxSize), Keep: cfg.Audit.Keep, Log: log})
-	if err != nil {
+	if err := n.startAudit(); err != nil {
 		return nil, err
 	}
-	n.onStop(func() { n.closed("audit log", n.audit.Close()) })
-	n.run("audit log", n.syncAudit)
 	n.id, err = identity.New(identity.Config{
 		Node: cfg.Node, Auth: cfg.Auth, MungeSocket: cfg.Munge.Socket, MungeUID: uint32(cfg.Munge.UID),
 		CA: cfg.TLS.CA, Cert: cfg.TLS.Cert, Key: cfg.TLS.Key, Refused: n.peerRefused,
@@ -146,6 +145,23 @@ func Start(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slo
 		n.measure(ctx)
 	}
 	return n, nil
+}
+
+// startAudit opens the audit log. Its collector, where there is one, is stopped after it, and so gets its last lines.
+func (n *Node) startAudit() error {
+	cfg := n.cfg.Load()
+	if to, ok := cfg.Audit.Collector(); ok {
+		n.forward = syslog.New(to, cfg.Node, n.log.With("part", "audit"))
+		n.run("audit.forward", n.forward.Run)
+	}
+	var err error
+	n.audit, err = audit.Open(cfg.Audit.File, audit.Options{MaxSize: int64(cfg.Audit.MaxSize), Keep: cfg.Audit.Keep, Log: n.log, Forward: n.forward})
+	if err != nil {
+		return err
+	}
+	n.onStop(func() { n.closed("audit log", n.audit.Close()) })
+	n.run("audit log", n.syncAudit)
+	return nil
 }
 
 // ledger opens one of the node's ledgers, until Stop.

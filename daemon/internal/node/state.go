@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/notice"
 	"github.com/sluice-hpc/sluice/daemon/internal/owner"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/daemon/internal/syslog"
 	"github.com/sluice-hpc/sluice/remoting/version"
 )
 
@@ -113,10 +114,17 @@ func (n *Node) counters() []metrics.Counter {
 	if n.unread.Load() != nil {
 		unread = 1
 	}
+	var f syslog.State
+	if n.forward != nil {
+		f = n.forward.State()
+	}
 	out := []metrics.Counter{
 		{Name: "config_reload_failed", Help: "1 if the last reload failed and the older configuration is in force.", Value: unread, Gauge: true},
 		{Name: "audit_lines_total", Help: "Lines written to the audit log.", Value: n.audit.Lines()},
 		{Name: "audit_failed_total", Help: "Lines that could not be written to the audit log.", Value: n.audit.Failed()},
+		{Name: "audit_forwarded_total", Help: "Lines of the audit log sent to the collector of audit.forward.", Value: f.Forwarded},
+		{Name: "audit_forward_dropped_total", Help: "Lines of the audit log that the collector of audit.forward did not take in time, or that were too long for its socket.", Value: f.Dropped},
+		{Name: "audit_forward_waiting", Help: "Lines of the audit log that wait for the collector of audit.forward.", Value: uint64(f.Waiting), Gauge: true},
 		{Name: "host_sessions_attached_total", Help: "Connections made to owners for programs of this node that had lost theirs, before the session judges the program's key.", Value: h.Attached},
 		{Name: "host_attaches_failed_total", Help: "Attempts to make such a connection that failed; the program tries again until its grace is over.", Value: h.AttachesFailed},
 		{Name: "jobs_granted_total", Help: "Prologs that gave a Slurm job its fractions.", Value: j.Granted},
@@ -210,6 +218,14 @@ func (n *Node) health(ctx context.Context) []rpc.Check {
 		add("audit", rpc.Fail, "look at the disk of "+n.cfg.Load().Audit.File, "%d lines could not be written since the daemon started", f)
 	} else {
 		add("audit", rpc.OK, "", "%d lines written", n.audit.Lines())
+	}
+	if n.forward != nil {
+		if f := n.forward.State(); f.Away != nil {
+			add("audit", rpc.Warn, "see that the collector runs and can be reached, or correct audit.forward in sluice.yaml and restart sluiced",
+				"the collector %s is away: %v; %d lines wait for it, %d were dropped", f.To, f.Away, f.Waiting, f.Dropped)
+		} else if f.Dropped > 0 {
+			add("audit", rpc.Warn, "see whether the collector reads; the files of audit.file have all lines", "%d lines were dropped that the collector %s should have got, since the daemon started", f.Dropped, f.To)
+		}
 	}
 	if err := n.unread.Load(); err != nil {
 		add("config", rpc.Fail, "correct the file, see sluiced --check, and reload; the daemon will not start with it", "%v", *err)

@@ -2,7 +2,7 @@ package workers
 
 // Free space on the file system of run_dir. It is in memory, and sessions can fill it: the directory of a session's lease is its
 // /dev/shm. An ordinary program has a few small files there, which the driver makes. A session that was taken over by an attacker can
-// make any number of files of any size, and their memory is charged to it only while it lives. The accounts and records of all
+// make any number of files of any size, also without a name, and their memory is charged to it only while it lives. The accounts and records of all
 // sessions are on the same file system, and usually files of the whole system are too. So a lease that fills it is ended. The files
 // that count what all users have stored are written by every session; what they take beyond their length is freed.
 
@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/remoting/worker/store"
 )
@@ -139,12 +140,28 @@ func (p *Pool) makeRoom() {
 	p.log.Warn("the file system of run_dir is short of room", "lease", id, "reason", why, "sessions_ended", some)
 }
 
-// fullest returns the lease whose directory takes the largest part of the file system. It returns "" if none takes more than a sixteenth.
+// processes returns the processes of each lease's sessions.
+func (p *Pool) processes() map[string][]lease.Process {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := map[string][]lease.Process{}
+	for id, l := range p.leases {
+		for s := range l.sessions {
+			if s.Worker.PID != 0 { // one without a process is only being started
+				all[id] = append(all[id], s.Worker)
+			}
+		}
+	}
+	return all
+}
+
+// fullest returns the lease whose directory, with what its sessions hold without a name, takes the largest part of the file system. It returns "" if none takes more than a sixteenth.
 func (p *Pool) fullest(all room) (id string, most room) {
 	entries, err := os.ReadDir(p.cfg.Shared)
 	if err != nil {
 		return "", most
 	}
+	sessions := p.processes()
 	// Counting further than a quarter of the file system would not change the outcome.
 	bound := room{all.bytes / 4, all.files / 4}
 	for _, e := range entries {
@@ -157,6 +174,7 @@ func (p *Pool) fullest(all room) (id string, most room) {
 		}
 		var r room
 		r.add(f, roomDepth, bound)
+		r.addUnlinked(f, sessions[e.Name()], bound)
 		f.Close()
 		if r.part(all) > 1.0/roomPart && r.part(all) > most.part(all) {
 			id, most = e.Name(), r

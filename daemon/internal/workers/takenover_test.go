@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,20 +30,26 @@ type taken struct {
 	room  uint64 // where there is room for arguments
 }
 
-// takeOver stops the first thread of a process, in the system call in which it waits.
+// takeOver stops the first thread of a process in a system call. A thread that computes just then is asked again.
 func takeOver(pid int) *taken {
 	runtime.LockOSThread() // a tracer is a thread
 	x := &taken{pid: pid}
 	must(unix.PtraceSeize(pid))
-	must(unix.PtraceInterrupt(pid))
-	x.wait()
-	must(unix.PtraceGetRegs(pid, &x.saved))
-	x.site = x.saved.Rip - 2
-	var code [2]byte
-	if _, err := unix.PtracePeekText(pid, uintptr(x.site), code[:]); err != nil || code != [2]byte{0x0f, 0x05} {
-		must(fmt.Errorf("the thread is in no system call: % x, %w", code, err))
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		must(unix.PtraceInterrupt(pid))
+		x.wait()
+		must(unix.PtraceGetRegs(pid, &x.saved))
+		x.site = x.saved.Rip - 2
+		var code [2]byte
+		_, err := unix.PtracePeekText(pid, uintptr(x.site), code[:])
+		if err == nil && code == [2]byte{0x0f, 0x05} {
+			return x
+		}
+		if time.Now().After(end) {
+			must(fmt.Errorf("the thread is in no system call: % x, %w", code, err))
+		}
+		must(unix.PtraceCont(pid, 0))
 	}
-	return x
 }
 
 func must(err error) {

@@ -57,6 +57,14 @@ func TestMain(m *testing.M) {
 		takenOver(os.Args[2:])
 		return
 	}
+	if len(os.Args) == 4 && os.Args[1] == "hold" {
+		hold(os.Args[2], os.Args[3])
+		return
+	}
+	if len(os.Args) == 4 && os.Args[1] == "takeover-hold" {
+		takenOverHolds(os.Args[2], os.Args[3])
+		return
+	}
 	os.Exit(m.Run())
 }
 

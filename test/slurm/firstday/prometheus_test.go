@@ -48,6 +48,7 @@ var alerts = map[string]struct{ at, bad, good string }{
 	"SluiceGPUUncorrected":      {"10m", `sluice_gpu_ecc_uncorrected_errors_total{instance="a", gpu="g"}|0x3 2x17`, `sluice_gpu_ecc_uncorrected_errors_total{instance="a", gpu="g"}|7x20`},
 	"SluiceMemoryBeyondAccount": {"5m", `sluice_lease_memory_mismatch_bytes{instance="a", lease="l", gpu="g"}|100e6x20`, `sluice_lease_memory_mismatch_bytes{instance="a", lease="l", gpu="g"}|-100e6x20`},
 	"SluiceAuditFails":          {"5m", `sluice_audit_failed_total{instance="a"}|0+1x20`, `sluice_audit_failed_total{instance="a"}|7x20`},
+	"SluiceAuditNotForwarded":   {"8m", `sluice_audit_forward_waiting{instance="a"}|3x20; sluice_audit_forward_dropped_total{instance="a"}|0x20`, `sluice_audit_forward_waiting{instance="a"}|0x4 3x2 0x14; sluice_audit_forward_dropped_total{instance="a"}|7x20`},
 	"SluiceReloadFailed":        {"10m", `sluice_config_reload_failed{instance="a"}|1x20`, `sluice_config_reload_failed{instance="a"}|0x20`},
 	"SluiceVersionsDiffer":      {"2h", `sluice_build_info{instance="a", version="1"}|1x200; sluice_build_info{instance="b", version="2"}|1x200`, `sluice_build_info{instance="a", version="1"}|1x200; sluice_build_info{instance="b", version="1"}|1x200`},
 	"SluiceJobsRefused":         {"40m", `sluice_jobs_refused_total{instance="a"}|0+1x60`, `sluice_jobs_refused_total{instance="a"}|0x20 1x40`},
