@@ -239,11 +239,9 @@ func (n *Node) look(ctx context.Context) (bool, error) {
 // overhead is what one context takes of a GPU, as the workers have measured it.
 func (n *Node) overhead(uuid string) (uint64, error) {
 	if n.pool != nil {
-		if b, ok := n.pool.Overhead(uuid); ok {
-			return b, nil
-		}
+		return n.pool.Overhead(uuid)
 	}
-	return 0, errors.New("what a context takes of it has not been measured yet")
+	return 0, workers.ErrUnmeasured
 }
 
 func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
@@ -268,7 +266,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 		Store: cfg.StoreDir(), StoreLimit: int64(cfg.Owner.StoreLimit), StoreTotal: int64(cfg.Owner.StoreTotal), StoreKeepFree: int64(cfg.Owner.StoreKeepFree),
 		Content: cfg.ContentDir(), ContentLimit: int64(cfg.Owner.ContentLimit), ContentTotal: int64(cfg.Owner.ContentTotal), ContentKeepFree: int64(cfg.Owner.ContentKeepFree),
 		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive, Grace: cfg.Session.Grace, Compress: cfg.Session.Compress, Bulk: cfg.Session.Bulk, RDMA: control.RDMA(cfg.Session.RDMA),
-		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev, Sandbox: mode,
+		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev, Sandbox: mode, Pageable: cfg.Worker.Pageable,
 		MinUID: uint32(cfg.Users.UIDMin), RootUID: rootUID, RootGID: rootGID,
 		Cgroup: cfg.Worker.Cgroup, MemoryMax: memoryMax(cfg), PidsMax: cfg.Worker.PidsMax, CPUs: cfg.Worker.CPUs,
 		Turns: cfg.TurnsDir(), Sharing: sharing(cfg),
