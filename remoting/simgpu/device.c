@@ -20,7 +20,7 @@ static const struct { int attr, value; } attrs[] = {
 	{ 61, 32768 }, { 62, 2048 }, { 63, 32768 }, { 64, 32768 }, { 65, 2048 }, { 66, 32768 }, { 67, 32768 },
 	{ 68, 2046 }, { 69, 268435456 }, { 70, 131072 }, { 71, 65000 }, { 72, 2097120 }, { 73, 32768 },
 	{ 74, 32768 }, { 77, 32768 }, { 78, 1 }, { 79, 1 }, { 80, 1 }, { 81, 233472 }, { 82, 65536 }, { 83, 1 },
-	{ 84, 0 }, { 86, 1 }, { 87, 2 }, { 88, 0 }, { 89, 1 }, { 90, 1 }, { 91, 1 }, { 92, 0 }, { 93, 0 },
+	{ 84, 0 }, { 86, 1 }, { 87, 2 }, { 89, 1 }, { 90, 1 }, { 91, 1 }, { 92, 0 }, { 93, 0 },
 	{ 94, 0 }, { 95, 1 }, { 96, 1 }, { 97, 232448 }, { 98, 0 }, { 99, 1 }, { 100, 0 }, { 101, 0 }, { 102, 1 },
 	{ 103, 1 }, { 104, 0 }, { 105, 0 }, { 106, 32 }, { 107, 0 }, { 108, 39321600 }, { 109, 134213632 },
 	{ 110, 0 }, { 111, 1024 }, { 112, 0 }, { 113, 1 }, { 114, 0 }, { 115, 1 }, { 116, 0 }, { 117, 0 },
@@ -42,6 +42,14 @@ static int attr_max(void)
 	return sim.cfg.driver >= 12010 ? 132 : sim.cfg.driver >= 12000 ? 131 : 125;
 }
 
+/* Whether the driver says that kernels use any address of their process, as with HMM. */
+static bool pageable(void)
+{
+	const char *s = getenv("SLUICE_SIM_PAGEABLE");
+
+	return s && !strcmp(s, "1");
+}
+
 int dev_attr(CUdevice dev, int attr, int *value)
 {
 	int major = sim.cfg.sm / 10, minor = sim.cfg.sm % 10;
@@ -54,6 +62,7 @@ int dev_attr(CUdevice dev, int attr, int *value)
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = minor; return 0;
 	case CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID: *value = dev; return 0;
 	case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = major >= 9; return 0;
+	case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: *value = pageable(); return 0;
 	default: break;
 	}
 	for (size_t i = 0; i < sizeof(attrs) / sizeof(attrs[0]); i++) {

@@ -85,6 +85,7 @@ func probe(log *slog.Logger, cfg SessionConfig, n int) (*control.Facts, error) {
 		f.Overhead = append(f.Overhead, c.over)
 		f.Idle = append(f.Idle, c.idle)
 		f.Compiled = append(f.Compiled, c.compiled)
+		f.HostReach = append(f.HostReach, dev.Attr[C.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS] != 0)
 	}
 	return f, nil
 }

@@ -122,6 +122,9 @@ func New(ctx context.Context, log *slog.Logger, cfg Config) (*Supervisor, error)
 	if why != nil {
 		log.Warn("the sandbox of sessions is not whole", "sandbox", s.cfg.Session.Sandbox, "error", why)
 	}
+	if s.facts.Pageable() && (why != nil || !s.cfg.Session.Sandbox.Files()) {
+		log.Warn("clients can take their sessions over", "devices", cfg.Devices, "reason", control.PageableReason+", and sessions have no sandbox; "+control.PageableRemedy+", or start the worker with --sandbox on")
+	}
 	var offered []uint64
 	for i := range s.facts.Snapshot.Devices {
 		d := &s.facts.Snapshot.Devices[i]

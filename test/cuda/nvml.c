@@ -4,6 +4,7 @@
  * Prints "nvml: ..." and PASS, like the CUDA programs. Types are declared here, as far as used.
  *
  * nvml used: only print, for each device, the bytes in use and the number of processes.
+ * nvml attributes NUMBER...: only print these attributes of the first device, as CUDA gives them.
  * nvml peers: only print how the first device reaches the second: NVML's status for reading, the
  * NVLinks that are up and have another end, and what both have in common.
  */
@@ -81,6 +82,19 @@ static int used(void)
 	return 0;
 }
 
+static int attributes(int n, char **which)
+{
+	void *cu = lib("libcuda.so.1");
+	int value;
+
+	CALL(cu, cuInit, (unsigned int), 0);
+	for (int i = 0; i < n; i++) {
+		CALL(cu, cuDeviceGetAttribute, (int *, int, int), &value, atoi(which[i]), 0);
+		printf("%d\n", value);
+	}
+	return 0;
+}
+
 /* What nvidia-smi -q shows of the link, the limits and the energy: each is within its bounds. */
 static void link_and_limits(void *ml, void *dev)
 {
@@ -145,6 +159,8 @@ int main(int argc, char **argv)
 		return peers();
 	if (argc > 1 && !strcmp(argv[1], "used"))
 		return used();
+	if (argc > 1 && !strcmp(argv[1], "attributes"))
+		return attributes(argc - 2, argv + 2);
 
 	void *ml = lib("libnvidia-ml.so.1"), *cu = lib("libcuda.so.1"), *dev, *ctx;
 	unsigned int count = 0, nproc = 16;

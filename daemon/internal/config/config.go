@@ -149,6 +149,7 @@ type Worker struct {
 	Seccomp    bool       `key:"seccomp"`
 	ConfineDev bool       `key:"confine_dev"` // only its own GPUs' device files
 	Sandbox    string     `key:"sandbox" oneof:"auto|on|off|log"`
+	Pageable   string     `key:"pageable" oneof:"auto|allow|refuse"` // GPUs whose kernels reach all host memory of their session; auto: lent where it is in a sandbox
 }
 
 // Shares says how the compute time of this node's GPUs is shared.
@@ -229,7 +230,7 @@ func Default() Config {
 		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 4 * time.Minute,
 			Tombstone: time.Hour, MaxPerGPU: 64, Idle: Idle{Action: "note"}},
 		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Grace: 5 * time.Minute, Compress: true, RDMA: "off", Bulk: 8, Keepalive: 10 * time.Second},
-		Worker:  Worker{Cgroup: "auto", MemoryMax: ByLease, PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true, Sandbox: "off"},
+		Worker:  Worker{Cgroup: "auto", MemoryMax: ByLease, PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true, Sandbox: "auto", Pageable: "auto"},
 		Shares:  Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "auto"}},
 		Slurm: Slurm{Controller: "auto", User: "slurm", Lib: "/usr/lib/sluice",
 			RoomWait: 10 * time.Second, Reconcile: time.Minute, Report: "auto"},

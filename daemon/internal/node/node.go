@@ -255,11 +255,9 @@ func (n *Node) look(ctx context.Context) (bool, error) {
 // overhead is what one context takes of a GPU, as the workers have measured it.
 func (n *Node) overhead(uuid string) (uint64, error) {
 	if n.pool != nil {
-		if b, ok := n.pool.Overhead(uuid); ok {
-			return b, nil
-		}
+		return n.pool.Overhead(uuid)
 	}
-	return 0, errors.New("what a context takes of it has not been measured yet")
+	return 0, workers.ErrUnmeasured
 }
 
 func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
@@ -272,6 +270,10 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 	if err != nil {
 		return err
 	}
+	mode, without := sandboxMode(cfg)
+	if without != "" {
+		n.log.Warn("sessions run without a sandbox", "worker.sandbox", cfg.Worker.Sandbox, "reason", without)
+	}
 	n.pool, err = workers.New(n.log.With("part", "workers"), workers.Config{
 		Exe: exe, Args: []string{"--log", cfg.Log.Level, "--log-format", cfg.Log.Format},
 		Dir:     filepath.Join(cfg.RunDir, "owner"),
@@ -280,7 +282,7 @@ func (n *Node) startOwner(ctx context.Context, led *ledger.Ledger) error {
 		Store: cfg.StoreDir(), StoreLimit: int64(cfg.Owner.StoreLimit), StoreTotal: int64(cfg.Owner.StoreTotal), StoreKeepFree: int64(cfg.Owner.StoreKeepFree),
 		Content: cfg.ContentDir(), ContentLimit: int64(cfg.Owner.ContentLimit), ContentTotal: int64(cfg.Owner.ContentTotal), ContentKeepFree: int64(cfg.Owner.ContentKeepFree),
 		Warm: cfg.Owner.Warm, Keepalive: cfg.Session.Keepalive, Grace: cfg.Session.Grace, Compress: cfg.Session.Compress, Bulk: cfg.Session.Bulk, RDMA: control.RDMA(cfg.Session.RDMA),
-		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev, Sandbox: sandboxMode(cfg),
+		Seccomp: cfg.Worker.Seccomp, ConfineDev: cfg.Worker.ConfineDev, Sandbox: mode, Pageable: cfg.Worker.Pageable,
 		MinUID: uint32(cfg.Users.UIDMin), RootUID: rootUID, RootGID: rootGID,
 		Cgroup: cfg.Worker.Cgroup, MemoryMax: memoryMax(cfg), PidsMax: cfg.Worker.PidsMax, CPUs: cfg.Worker.CPUs,
 		Turns: cfg.TurnsDir(), Sharing: sharing(cfg),
@@ -502,12 +504,21 @@ func memoryMax(cfg *config.Config) func(lease.Lease) uint64 {
 	return workers.MemoryByLease
 }
 
-// sandboxMode is the sandbox of sessions, which is not to be had without the filter of system calls.
-func sandboxMode(cfg *config.Config) sandbox.Mode {
-	if !cfg.Worker.Seccomp {
-		return sandbox.Off
+// sandboxMode is the sandbox of sessions, and why they have none although the configuration does not say off. A sandbox needs the filter
+// of system calls. Auto is the default, so it takes nothing that works without a sandbox and that the site's other keys provide.
+func sandboxMode(cfg *config.Config) (mode sandbox.Mode, without string) {
+	mode = sandbox.Mode(cfg.Worker.Sandbox)
+	switch {
+	case mode == sandbox.Off:
+		return mode, ""
+	case !cfg.Worker.Seccomp:
+		return sandbox.Off, "worker.seccomp is false"
+	case mode == sandbox.Auto && !control.RDMA(cfg.Session.RDMA).Off():
+		return sandbox.Off, "session.rdma is " + cfg.Session.RDMA + ", and a sandbox allows no RDMA"
+	case mode == sandbox.Auto && !cfg.Worker.ConfineDev:
+		return sandbox.Off, "worker.confine_dev is false, and a sandbox lets no events be shared in the machine's /dev/shm"
 	}
-	return sandbox.Mode(cfg.Worker.Sandbox)
+	return mode, ""
 }
 
 // limits are what the configuration bounds an owner by.

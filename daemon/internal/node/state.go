@@ -57,7 +57,7 @@ func (n *Node) measure(ctx context.Context) {
 			}
 			var missing []lease.GPU
 			for _, g := range n.watch.Devices() {
-				if _, ok := n.pool.Overhead(g.UUID); !ok {
+				if _, err := n.pool.Overhead(g.UUID); err != nil {
 					missing = append(missing, g)
 				}
 			}

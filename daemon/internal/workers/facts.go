@@ -40,7 +40,7 @@ func (p *Pool) factsPath(uuid string) string {
 // the driver, the driver, and the environment variables that the driver reads.
 func (p *Pool) factsSource() (string, error) {
 	h := sha256.New()
-	for _, path := range []string{"/proc/sys/kernel/random/boot_id", "/proc/driver/nvidia/version"} {
+	for _, path := range []string{"/proc/sys/kernel/random/boot_id", "/proc/driver/nvidia/version", "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm"} {
 		b, err := os.ReadFile(path)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return "", err
@@ -57,7 +57,7 @@ func (p *Pool) factsSource() (string, error) {
 			fmt.Fprintf(h, " %d %d", fi.Size(), fi.ModTime().UnixNano())
 		}
 	}
-	fmt.Fprintf(h, "\n%q %v %v\n", p.cfg.Sandbox, p.cfg.Seccomp, p.cfg.ConfineDev)
+	fmt.Fprintf(h, "\n%q %v %v %q\n", p.cfg.Sandbox, p.cfg.Seccomp, p.cfg.ConfineDev, p.cfg.Pageable)
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return !slices.ContainsFunc([]string{"CUDA_", "NVIDIA_", "LD_", "SLUICE_SIM_"}, func(prefix string) bool { return strings.HasPrefix(v, prefix) })
 	})

@@ -26,8 +26,8 @@ func TestFactsKept(t *testing.T) {
 	knows := func(p *Pool) bool {
 		t.Helper()
 		err := p.Probe(over, gpus(0, 1))
-		if n, ok := p.Overhead(simUUID(1)); err == nil && (!ok || n != 64<<20) {
-			t.Fatalf("overhead %d, %v", n, ok)
+		if n, unknown := p.Overhead(simUUID(1)); err == nil && (unknown != nil || n != 64<<20) {
+			t.Fatalf("overhead %d, %v", n, unknown)
 		}
 		p.Close()
 		return err == nil
@@ -89,10 +89,10 @@ func TestFactsRechecked(t *testing.T) {
 	if err := p.Recheck(t.Context()); err == nil || !strings.Contains(err.Error(), simUUID(1)) || strings.Contains(err.Error(), simUUID(0)) {
 		t.Errorf("recheck: %v", err)
 	}
-	if _, ok := p.Overhead(simUUID(0)); !ok {
+	if _, err := p.Overhead(simUUID(0)); err != nil {
 		t.Error("the GPU that answers is unknown")
 	}
-	if _, ok := p.Overhead(simUUID(1)); ok {
+	if _, err := p.Overhead(simUUID(1)); err == nil {
 		t.Error("the GPU that is gone is still known")
 	}
 	if _, err := os.Stat(p.factsPath(simUUID(1))); err == nil {

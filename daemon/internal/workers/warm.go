@@ -43,17 +43,21 @@ func (p *Pool) Probe(ctx context.Context, gpus []lease.GPU) error {
 	return errors.Join(errs...)
 }
 
-// Overhead returns how much memory of a GPU one session's context takes, in bytes. It
-// returns false if the GPU has not been probed.
-func (p *Pool) Overhead(uuid string) (uint64, bool) {
+// Overhead returns how much memory of a GPU one session's context takes, in bytes. The error says why no fraction of the GPU is granted.
+func (p *Pool) Overhead(uuid string) (uint64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f := p.facts[uuid]
-	if f == nil {
-		return 0, false
+	if f := p.facts[uuid]; f != nil {
+		return f.Overhead[0], nil
 	}
-	return f.Overhead[0], true
+	if err := p.unlent[uuid]; err != nil {
+		return 0, err
+	}
+	return 0, ErrUnmeasured
 }
+
+// ErrUnmeasured says that the driver has not been asked about a GPU yet, or has not answered.
+var ErrUnmeasured = errors.New("what a context takes of it has not been measured yet")
 
 func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error) {
 	p.mu.Lock()
@@ -63,6 +67,9 @@ func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error)
 		return f, nil
 	}
 	if k := p.recall(uuid); k != nil {
+		if k.Mode.Files() && sandbox.Landlock() == 0 {
+			p.notWhole(uuid, k.Mode, sandbox.ErrNoLandlock)
+		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.facts[uuid] == nil {
@@ -76,14 +83,48 @@ func (p *Pool) factsOf(ctx context.Context, uuid string) (*control.Facts, error)
 		return nil, err
 	}
 	if why != nil {
-		p.log.Warn("the sandbox of sessions is not whole", "gpu", uuid, "sandbox", mode, "error", why)
-	} else { // facts with a warning are not kept, so that the next daemon logs the warning again
+		p.notWhole(uuid, mode, why)
+	}
+	var unlent error
+	if f.Pageable() {
+		mode, unlent = pageable(p.cfg.Pageable, mode, func(m sandbox.Mode) error { _, err := p.ask(ctx, uuid, m); return err })
+	}
+	if unlent == nil && (why == nil || errors.Is(why, sandbox.ErrNoLandlock)) { // after any other warning the next daemon asks again
 		p.keep(uuid, f, mode)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.unlent[uuid] = unlent
+	if unlent != nil {
+		return nil, fmt.Errorf("gpu %s: %w", uuid, unlent)
+	}
 	p.facts[uuid], p.sandbox[uuid] = f, mode
 	return f, nil
+}
+
+func (p *Pool) notWhole(uuid string, mode sandbox.Mode, why error) {
+	p.log.Warn("the sandbox of sessions is not whole", "gpu", uuid, "sandbox", mode, "error", why)
+}
+
+// pageable returns the sandbox of sessions on a GPU whose kernels reach all memory of their session, or an error if the GPU is not to be
+// lent. lends is worker.pageable, and mode is the sandbox that sessions on another GPU would have. A sandbox that auto has found must
+// be whole here, so it is tried once more, and demanded of each session.
+func pageable(lends string, mode sandbox.Mode, try func(sandbox.Mode) error) (sandbox.Mode, error) {
+	none := control.PageableReason + ", and sessions on it have no sandbox; " + control.PageableRemedy + ", see worker.sandbox, or set worker.pageable: allow"
+	switch {
+	case lends == "allow":
+		return mode, nil
+	case lends == "refuse":
+		return mode, errors.New(control.PageableReason + ", and worker.pageable is refuse; " + control.PageableRemedy + ", or set worker.pageable: auto")
+	case !mode.Files():
+		return mode, errors.New(none)
+	case mode == sandbox.On:
+		return mode, nil
+	}
+	if err := try(sandbox.On); err != nil {
+		return mode, fmt.Errorf("%s: %w", none, err)
+	}
+	return sandbox.On, nil
 }
 
 // ask asks the driver about a GPU, in a process of its own.
@@ -120,16 +161,21 @@ func (p *Pool) ask(ctx context.Context, uuid string, mode sandbox.Mode) (*contro
 	return f, nil
 }
 
-// sandboxOf returns the sandbox of a session on these GPUs, as their probes have determined it.
+// sandboxOf returns the sandbox of a session on these GPUs, as their probes have determined it. What one GPU demands holds for all.
 func (p *Pool) sandboxOf(gpus []lease.GPU) sandbox.Mode {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	of := p.cfg.Sandbox
 	for _, g := range gpus {
-		if mode, known := p.sandbox[g.UUID]; known && mode != p.cfg.Sandbox {
+		switch mode, known := p.sandbox[g.UUID]; {
+		case !known || mode == p.cfg.Sandbox:
+		case mode == sandbox.On:
 			return mode
+		default:
+			of = mode
 		}
 	}
-	return p.cfg.Sandbox
+	return of
 }
 
 func (p *Pool) command(uuids []string, confine string, mode sandbox.Mode) *control.Command {

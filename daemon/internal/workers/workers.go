@@ -73,6 +73,7 @@ type Config struct {
 	Seccomp    bool
 	ConfineDev bool
 	Sandbox    sandbox.Mode
+	Pageable   string // auto, allow or refuse: see pageable
 	Cgroup     string // auto, required or off
 	MinUID     uint32 // lowest uid whose sessions run as that user, at least 1
 	RootUID    uint32 // uid of the sessions of users below MinUID; 0 means 65534
@@ -95,6 +96,7 @@ type Pool struct {
 	mu         sync.Mutex
 	facts      map[string]*control.Facts // by GPU
 	sandbox    map[string]sandbox.Mode   // by GPU; set together with the GPU's facts
+	unlent     map[string]error          // by GPU; why it is not lent, see pageable
 	kept       []string                  // GPUs whose facts an earlier daemon kept; see Recheck
 	leases     map[string]*leased
 	warm       map[string][]*worker // by GPU; workers that were started ahead
@@ -214,7 +216,7 @@ func New(log *slog.Logger, cfg Config) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{
-		log: log, cfg: cfg, sharing: cfg.Sharing, cg: cg, facts: map[string]*control.Facts{}, sandbox: map[string]sandbox.Mode{}, leases: map[string]*leased{},
+		log: log, cfg: cfg, sharing: cfg.Sharing, cg: cg, facts: map[string]*control.Facts{}, sandbox: map[string]sandbox.Mode{}, unlent: map[string]error{}, leases: map[string]*leased{},
 		warm: map[string][]*worker{}, fails: map[string]int{}, soon: map[string]bool{}, idle: map[string]bool{},
 	}
 	p.warnOfDisk()

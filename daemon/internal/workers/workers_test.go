@@ -309,8 +309,8 @@ func TestSession(t *testing.T) {
 	if err := p.Probe(t.Context(), gpus(0, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if n, ok := p.Overhead(simUUID(1)); !ok || n != 64<<20 {
-		t.Fatalf("overhead %d %v", n, ok)
+	if n, err := p.Overhead(simUUID(1)); err != nil || n != 64<<20 {
+		t.Fatalf("overhead %d %v", n, err)
 	}
 	waitFor(t, "a warm worker", func() bool { return p.ready(simUUID(1)) })
 	time.Sleep(100 * time.Millisecond) // for its driver

@@ -77,6 +77,8 @@ type Facts struct {
 	Idle     []uint64 // what was in use before, as NVML says
 	// Compiled is what the driver returned when it was given PTX to compile on each device.
 	Compiled []int `json:",omitempty"`
+	// HostReach says whether kernels on each device can use any address of their process (PAGEABLE_MEMORY_ACCESS), see Pageable.
+	HostReach []bool `json:",omitempty"`
 }
 
 // ErrProbe says that the probe's answer makes no sense.
