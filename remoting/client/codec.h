@@ -8,6 +8,9 @@
 
 #include "cuabi.h"
 
+/* A function on the way of each launch: some calls there cost more than what they do. */
+#define SL_HOT static inline __attribute__((always_inline))
+
 /* A growing byte buffer for one outgoing frame; small ones stay on the stack. */
 typedef struct sl_buf {
 	uint8_t *p;

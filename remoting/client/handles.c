@@ -49,7 +49,7 @@ static struct slot *find(int kind, uint32_t id)
 	return &chunk[index & (CHUNK_SLOTS - 1)];
 }
 
-static struct slot *find_live(int kind, uint32_t id)
+static inline struct slot *find_live(int kind, uint32_t id)
 {
 	struct slot *s = find(kind, id);
 

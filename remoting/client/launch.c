@@ -20,6 +20,7 @@
 #include "send.h"
 #include "stream.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,27 +31,38 @@ struct geometry {
 	unsigned grid[3], block[3], shared;
 };
 
-/* Device limits that every launch is compared with. */
+/* Device limits that every launch is compared with. One that the device does not tell is the greatest number. */
 struct limits {
 	_Atomic bool known;
 	unsigned grid[3], block[3], threads, registers, shared_optin;
 };
 
-static const struct limits *limits_of(int dev)
+static unsigned limit(int dev, CUdevice_attribute a)
+{
+	unsigned v = (unsigned)sl_dev_attr(dev, a);
+
+	return v ? v : UINT_MAX;
+}
+
+static void __attribute__((noinline)) read_limits(int dev, struct limits *l)
+{
+	for (unsigned i = 0; i < 3; i++) {
+		l->grid[i] = limit(dev, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i);
+		l->block[i] = limit(dev, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i);
+	}
+	l->threads = limit(dev, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+	l->registers = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK);
+	l->shared_optin = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+	atomic_store_explicit(&l->known, true, memory_order_release);
+}
+
+static inline const struct limits *limits_of(int dev)
 {
 	static struct limits all[SL_MAX_DEVICES];
 	struct limits *l = &all[dev];
 
-	if (__builtin_expect(!atomic_load_explicit(&l->known, memory_order_acquire), 0)) {
-		for (unsigned i = 0; i < 3; i++) {
-			l->grid[i] = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i);
-			l->block[i] = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i);
-		}
-		l->threads = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
-		l->registers = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK);
-		l->shared_optin = (unsigned)sl_dev_attr(dev, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-		atomic_store_explicit(&l->known, true, memory_order_release);
-	}
+	if (__builtin_expect(!atomic_load_explicit(&l->known, memory_order_acquire), 0))
+		read_limits(dev, l);
 	return l;
 }
 
@@ -65,14 +77,14 @@ static uint64_t registers(const struct sl_launch_info *k, uint64_t threads)
 	return (threads + 127) / 128 * 4 * warp;
 }
 
-static CUresult check(const struct geometry *g, const struct sl_launch_info *k, const struct limits *l)
+SL_HOT CUresult check(const struct geometry *g, const struct sl_launch_info *k, const struct limits *l)
 {
 	uint64_t threads = (uint64_t)g->block[0] * g->block[1] * g->block[2];
 
 	for (int i = 0; i < 3; i++)
-		if (!g->grid[i] || !g->block[i] || (l->grid[i] && g->grid[i] > l->grid[i]) || (l->block[i] && g->block[i] > l->block[i]))
+		if (g->grid[i] - 1 >= l->grid[i] || g->block[i] - 1 >= l->block[i]) /* 0 - 1 is greater than any limit */
 			return CUDA_ERROR_INVALID_VALUE;
-	if (l->threads && threads > l->threads)
+	if (threads > l->threads)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (k->max_threads && threads > (unsigned)k->max_threads)
 		return registers(k, threads) > l->registers ? CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES : CUDA_ERROR_INVALID_VALUE;
@@ -119,34 +131,14 @@ static inline CUresult reach(uint8_t *p, uint32_t n)
 	return CUDA_SUCCESS;
 }
 
-/* Appends the parameters, packed, from the list of pointers or from the extra array; their bytes in *n. */
-static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **params, void **extra, uint32_t *n)
+/* Appends the parameters from the extra array, packed; their bytes in *n. */
+static CUresult put_extra(sl_buf *b, const struct sl_launch_info *k, void **extra, uint32_t *n)
 {
 	const void *buffer = NULL;
 	CUresult err = CUDA_SUCCESS;
 	size_t size = 0;
 	uint8_t *to;
 
-	if (params && extra)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (params || !extra) {
-		if (k->nparams && !params)
-			return CUDA_ERROR_INVALID_VALUE;
-		*n = k->param_bytes;
-		to = sl_buf_room(b, k->param_bytes);
-		if (!to)
-			return k->param_bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-		for (uint32_t i = 0, end = 0; i < k->nparams; i++) {
-			if (k->offset[i] > end)
-				memset(to + end, 0, k->offset[i] - end);
-			memcpy(to + k->offset[i], params[i], k->size[i]);
-			end = k->offset[i] + k->size[i];
-			err = reach(to + k->offset[i], k->size[i]);
-			if (__builtin_expect(err, 0))
-				return err;
-		}
-		return CUDA_SUCCESS;
-	}
 	for (unsigned i = 0; extra[i] != CU_LAUNCH_PARAM_END; i += 2) {
 		if (i > 16)
 			return CUDA_ERROR_INVALID_VALUE;
@@ -173,6 +165,33 @@ static CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **par
 	for (uint32_t i = 0; i < k->nparams && !err; i++)
 		err = reach(to + k->offset[i], k->size[i]);
 	return err;
+}
+
+/* Appends the parameters, packed, from the list of pointers or from the extra array; their bytes in *n. */
+SL_HOT CUresult put_params(sl_buf *b, const struct sl_launch_info *k, void **params, void **extra, uint32_t *n)
+{
+	uint8_t *to;
+
+	if (__builtin_expect(extra != NULL, 0))
+		return params ? CUDA_ERROR_INVALID_VALUE : put_extra(b, k, extra, n);
+	if (k->nparams && !params)
+		return CUDA_ERROR_INVALID_VALUE;
+	*n = k->param_bytes;
+	to = sl_buf_room(b, k->param_bytes);
+	if (!to)
+		return k->param_bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+	for (uint32_t i = 0, end = 0; i < k->nparams; i++) {
+		CUresult err;
+
+		if (k->offset[i] > end)
+			memset(to + end, 0, k->offset[i] - end);
+		memcpy(to + k->offset[i], params[i], k->size[i]);
+		end = k->offset[i] + k->size[i];
+		err = reach(to + k->offset[i], k->size[i]);
+		if (__builtin_expect(err, 0))
+			return err;
+	}
+	return CUDA_SUCCESS;
 }
 
 /* Launch attributes; events in them are sent as their ids. */
@@ -255,7 +274,7 @@ static CUresult check_cooperative(CUfunction f, const struct geometry *g, int de
 }
 
 /* What CUDA_LAUNCH_BLOCKING says. Like the driver, the shim reads it once. */
-static bool blocking(void)
+static inline bool blocking(void)
 {
 	static _Atomic signed char known; /* 0: not read yet, 1: no, 2: yes */
 	signed char k = atomic_load_explicit(&known, memory_order_relaxed);
@@ -280,7 +299,7 @@ CUresult sl_launch_end(CUstream s)
 	return sl_cuStreamSynchronize(s);
 }
 
-static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, void **params, void **extra,
+SL_HOT CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, void **params, void **extra,
 		       const CUlaunchAttribute *attrs, unsigned nattrs, unsigned flags)
 {
 	struct sl_launch_info k;
@@ -321,7 +340,7 @@ static CUresult launch(CUfunction f, const struct geometry *g, CUstream stream, 
 		err = sl_oneway(CTL_LAUNCH, &b);
 	}
 	sl_buf_free(&b);
-	return err ? err : sl_launch_end(stream);
+	return __builtin_expect(!err && blocking(), 0) ? sl_launch_end(stream) : err;
 }
 
 CUresult sl_cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,

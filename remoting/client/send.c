@@ -254,10 +254,15 @@ static struct sl_peer *route_slow(const sl_buf *b, uint32_t *ctx)
 	return t;
 }
 
-struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx)
+static inline struct sl_peer *route(const sl_buf *b, uint32_t *ctx)
 {
 	*ctx = sl_current_ctx_id();
 	return __builtin_expect(sl_sessions == 1, 1) ? &sl_peers[0] : route_slow(b, ctx);
+}
+
+struct sl_peer *sl_peer_route(const sl_buf *b, uint32_t *ctx)
+{
+	return route(b, ctx);
 }
 
 bool sl_worker_lacks(const sl_buf *b, uint16_t op)
@@ -268,7 +273,7 @@ bool sl_worker_lacks(const sl_buf *b, uint16_t op)
 	return t->lacks && sl_forms_lack(t->lacks, op);
 }
 
-static CUresult oneway(struct sl_peer *t, uint32_t ctx, uint16_t op, const sl_buf *head, const void *data, size_t n)
+SL_HOT CUresult oneway(struct sl_peer *t, uint32_t ctx, uint16_t op, const sl_buf *head, const void *data, size_t n)
 {
 	struct wire_request h = { .size = (uint32_t)(head->n + n), .op = op, .ctx = ctx };
 	CUresult err = sl_dead();
@@ -294,7 +299,7 @@ static CUresult oneway(struct sl_peer *t, uint32_t ctx, uint16_t op, const sl_bu
 CUresult sl_oneway_bulk(uint16_t op, const sl_buf *head, const void *data, size_t n)
 {
 	uint32_t ctx;
-	struct sl_peer *t = sl_peer_route(head, &ctx);
+	struct sl_peer *t = route(head, &ctx);
 
 	return oneway(t, ctx, op, head, data, n);
 }
@@ -325,7 +330,10 @@ bool sl_send_soon(struct sl_peer *t, uint16_t op, const void *p, uint32_t n)
 
 CUresult sl_oneway(uint16_t op, const sl_buf *b)
 {
-	return sl_oneway_bulk(op, b, NULL, 0);
+	uint32_t ctx;
+	struct sl_peer *t = route(b, &ctx);
+
+	return oneway(t, ctx, op, b, NULL, 0);
 }
 
 static bool pending(struct sl_peer *t)

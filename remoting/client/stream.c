@@ -197,7 +197,7 @@ void sl_thread_streams_drop(struct sl_thread *t)
 }
 
 /* The stream behind a handle other than the legacy one. */
-static struct sl_stream *stream_of(CUstream h, CUresult *err)
+static inline struct sl_stream *stream_of(CUstream h, CUresult *err)
 {
 	struct sl_stream *s;
 
