@@ -455,7 +455,7 @@ static enum sl_connected connect_further(const struct sl_ask *ask, uint32_t sess
 	int fd;
 
 	*reason = 0;
-	from_lease.kind |= session << 8;
+	from_lease.kind |= session << SL_LEASE_KIND_SHIFT;
 	rc = known.socket ? dial_lease(known.socket, &from_lease, c, &local) : dial_worker(known.workers, ask, c, &local);
 	if (rc)
 		return rc;

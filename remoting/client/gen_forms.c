@@ -258,6 +258,7 @@ const struct sl_form sl_forms[] = {
 	{ 0x891c481d, 0x7777224b, SL_NO_OP, "feature COMPRESS" },
 	{ 0x8a144fd4, 0x5da7129d, 61467, "host_share" },
 	{ 0x8a747083, 0x73b2866b, SL_NO_OP, "const VERSION" },
+	{ 0x8b66cfcc, 0x3242622c, SL_NO_OP, "const LEASE_KIND_SHIFT" },
 	{ 0x8b77c11b, 0x73b2866b, SL_NO_OP, "const PRINT_STDERR" },
 	{ 0x8b9e7565, 0x2c418ba6, SL_NO_OP, "limit BULK_DROPS" },
 	{ 0x8be5be58, 0x8f05e395, 61476, "bulk_open" },

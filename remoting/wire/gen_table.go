@@ -236,6 +236,8 @@ const (
 	LeaseRequestMagic = "SLUICE-L"
 	// LeaseAnswerMagic: begins a LEASE_ANSWER.
 	LeaseAnswerMagic = 0x4c4c4c53
+	// LeaseKindShift: the bits of a LEASE_REQUEST's kind from this one are the number of a session (attach, bulk) or of its process (trace); those below are the kind itself.
+	LeaseKindShift = 8
 	// LeaseShm: in a good answer's flags: shared memory may be asked for, because the descriptor ends in a worker of this node.
 	LeaseShm = 1
 	// TraceLast: in a TRACE frame's argument: nothing follows.
@@ -4205,7 +4207,7 @@ const LeaseRequestSize = 64
 // LeaseRequest: what a client sends.
 type LeaseRequest struct {
 	Version  uint32 // 1
-	Kind     uint32 // kind of session, compute or observe; the HELLO that follows must say the same. For attach and bulk the number of the session from bit 8, for trace that of its process
+	Kind     uint32 // kind of session, compute or observe; the HELLO that follows must say the same. For attach and bulk the number of the session from bit LEASE_KIND_SHIFT, for trace that of its process
 	Owner    uint32 // 0 to n - 1, in the order of the lease's fractions
 	Features uint32 // 0
 	Program  string // program name

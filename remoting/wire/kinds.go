@@ -32,30 +32,28 @@ func SessionOpens(kind uint32) bool {
 }
 
 // AttachKind is what the socket of a lease, and its owner, are asked for by the client of a session whose connection was lost.
-func AttachKind(session uint32) uint32 { return SessionAttach | session<<attachShift }
-
-const attachShift = 8
+func AttachKind(session uint32) uint32 { return SessionAttach | session<<LeaseKindShift }
 
 // Attaches gives the session of an AttachKind.
 func Attaches(kind uint32) (session uint32, ok bool) {
-	return kind >> attachShift, kind&(1<<attachShift-1) == SessionAttach
+	return kind >> LeaseKindShift, kind&(1<<LeaseKindShift-1) == SessionAttach
 }
 
 // TraceKind is what the socket of a lease, and its owner, are asked for by somebody who wants a trace of the session of a process.
 // pid is as the process's node sees it.
-func TraceKind(pid uint32) uint32 { return SessionTrace | pid<<attachShift }
+func TraceKind(pid uint32) uint32 { return SessionTrace | pid<<LeaseKindShift }
 
 // Traces gives the process of a TraceKind.
 func Traces(kind uint32) (pid uint32, ok bool) {
-	return kind >> attachShift, kind&(1<<attachShift-1) == SessionTrace && kind>>attachShift != 0
+	return kind >> LeaseKindShift, kind&(1<<LeaseKindShift-1) == SessionTrace && kind>>LeaseKindShift != 0
 }
 
 // BulkKind is what the socket of a lease, and its owner, are asked for by the client of a session that wants a bulk connection.
-func BulkKind(session uint32) uint32 { return SessionBulk | session<<attachShift }
+func BulkKind(session uint32) uint32 { return SessionBulk | session<<LeaseKindShift }
 
 // Bulks gives the session of a BulkKind.
 func Bulks(kind uint32) (session uint32, ok bool) {
-	return kind >> attachShift, kind&(1<<attachShift-1) == SessionBulk
+	return kind >> LeaseKindShift, kind&(1<<LeaseKindShift-1) == SessionBulk
 }
 
 // SessionAsked reports whether a client asks a lease's socket or an owner for this: a session, to go on with one, a trace of one, or a bulk

@@ -259,6 +259,7 @@ var apiForms = [...]wire.Form{
 	{ID: 0x891c481d, Sum: 0x7777224b}, // feature COMPRESS
 	{ID: 0x8a144fd4, Sum: 0x5da7129d}, // host_share
 	{ID: 0x8a747083, Sum: 0x73b2866b}, // const VERSION
+	{ID: 0x8b66cfcc, Sum: 0x3242622c}, // const LEASE_KIND_SHIFT
 	{ID: 0x8b77c11b, Sum: 0x73b2866b}, // const PRINT_STDERR
 	{ID: 0x8b9e7565, Sum: 0x2c418ba6}, // limit BULK_DROPS
 	{ID: 0x8be5be58, Sum: 0x8f05e395}, // bulk_open

@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/internal/boottime"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
@@ -42,7 +43,8 @@ type resumption struct {
 	stream *wire.LastingStream
 	slot   int
 	grace  time.Duration
-	cuts   *account.Cuts // those that are over
+	cuts   *account.Cuts             // those that are over
+	cut    func(since time.Duration) // notes in the account since when there is no connection, by boottime.Now; 0: there is one
 
 	mu sync.Mutex
 	// keys are those that the client may have, in the order in which they were given out; the last is the newest. The client last
@@ -75,7 +77,7 @@ func newResumption(log *slog.Logger, st *control.Start, fd int, keepalive time.D
 	if err != nil {
 		return nil, err
 	}
-	r := &resumption{log: log, stream: s, slot: st.Slot, grace: time.Duration(st.GraceMS) * time.Millisecond, cuts: new(account.Cuts), keys: make([][16]byte, 1)}
+	r := &resumption{log: log, stream: s, slot: st.Slot, grace: time.Duration(st.GraceMS) * time.Millisecond, cuts: new(account.Cuts), cut: func(time.Duration) {}, keys: make([][16]byte, 1)}
 	_, err = rand.Read(r.keys[0][:])
 	return r, err
 }
@@ -311,9 +313,11 @@ func (c *client) attachable() func(fd int, raw bool) {
 func (s *session) outlive(r *resumption) {
 	err := r.stream.Watch(r.grace, func(grace time.Duration) {
 		s.traceCut(true)
+		r.cut(boottime.Now())
 		s.log.Warn("connection to the client lost", "grace", grace)
 	}, func(after time.Duration) {
 		s.traceCut(false)
+		r.cut(0)
 		s.log.Info("the client is back", "after", after.Round(time.Millisecond))
 	}, func(grace time.Duration) {
 		r.cuts.Add(grace)

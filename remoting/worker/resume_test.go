@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-hpc/sluice/internal/boottime"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 	"github.com/sluice-hpc/sluice/remoting/worker/control"
@@ -552,6 +553,15 @@ func TestCutsCounted(t *testing.T) {
 	}
 	defer r.stream.Close()
 	r.cuts = acct.Cuts()
+	noted := make(chan time.Duration, 8)
+	r.cut = func(since time.Duration) {
+		acct.Cut(since)
+		slot, err := file.Slot(0)
+		if err != nil {
+			t.Error(err)
+		}
+		noted <- slot.Cut
+	}
 	next, far := socketPair(t)
 	if err := r.join(next, &wire.Attach{Key: r.keys[0]}); err != nil {
 		t.Fatal(err)
@@ -573,8 +583,19 @@ func TestCutsCounted(t *testing.T) {
 	s.exit = func(status int) { over <- status }
 	go s.outlive(r)
 	unix.Close(far)
+	if began := <-noted; began <= 0 || began > boottime.Now() {
+		t.Errorf("the account says that the cut began at %v", began)
+	}
+	next, far = socketPair(t)
+	if err := r.join(next, &wire.Attach{Key: r.keys[len(r.keys)-1]}); err != nil {
+		t.Fatal(err)
+	}
+	if began := <-noted; began != 0 {
+		t.Errorf("the client is back, and the account says that the cut began at %v", began)
+	}
+	unix.Close(far)
 	<-over
-	count(2, grace)
+	count(3, grace)
 }
 
 // The account has the round trip of a connection over a network; a Unix socket has none.

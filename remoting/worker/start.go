@@ -112,7 +112,7 @@ func RunSession(log *slog.Logger, cfg SessionConfig) error {
 		s.nvml = newNVML(busIDs(&st.Snapshot))
 	}
 	if c.again != nil {
-		c.again.cuts = acct.Cuts()
+		c.again.cuts, c.again.cut = acct.Cuts(), acct.Cut
 	}
 	s.takeConnections(c, st)
 	if !c.welcome(log, &s.snap, st.Hello.Fingerprint == apiFingerprint) {

@@ -62,6 +62,7 @@ type workers struct {
 	did        map[string]lease.Counts
 	busy       map[string]time.Duration
 	lends      map[string]bool
+	cut, grace time.Duration // what Cut says
 	gate       chan struct{} // Start waits for it, if there is one
 	started    chan struct{}
 }
@@ -121,6 +122,12 @@ func (w *workers) works(id string, f func(c *lease.Counts, busy *time.Duration))
 	c, busy := w.did[id], w.busy[id]
 	f(&c, &busy)
 	w.did[id], w.busy[id] = c, busy
+}
+
+func (w *workers) Cut(lease.Lease) (since, grace time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.cut, w.grace
 }
 
 func (w *workers) Lend(id string, lend bool) {

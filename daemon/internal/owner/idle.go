@@ -9,6 +9,9 @@ package owner
 //	waiting      work that waits for its turn
 //	bytes        copies, if they have come to `copied` bytes since the last work: a program that only queries moves fewer
 //
+// A program whose connection is lost cannot work, so the time of a cut does not count. The time of all cuts since the last work is
+// bounded by the lease's grace.
+//
 // Except for NVML's samples, the numbers come from the sessions themselves, so a program that wants to look busy can. A new daemon
 // counts from its own start. So after a restart a lease is found idle later than without one, never earlier.
 
@@ -32,6 +35,8 @@ const (
 	idleEvery = 5 * time.Second
 	// copied is how many bytes to or from the client count as work.
 	copied = 1 << 20
+	// cutMargin is what cuts may last beyond the grace: a session learns of the end of its grace late if its node is busy.
+	cutMargin = 10 * time.Second
 )
 
 // Idle says what becomes of leases without work.
@@ -68,6 +73,13 @@ type Lender interface {
 	Lend(leaseID string, lend bool)
 }
 
+// Cutter is what Workers may implement besides: sessions that outlive their connections.
+type Cutter interface {
+	// Cut says since when a lease has had a session without a connection, by the time since boot, and for how long it waits for one.
+	// 0 is that it has none. What a session says is not checked.
+	Cut(l lease.Lease) (since, grace time.Duration)
+}
+
 // work is what a lease has done so far.
 type work struct {
 	launches, bytes uint64
@@ -77,7 +89,9 @@ type work struct {
 // activity is what is known of a lease's work. The owner's mu guards it.
 type activity struct {
 	last  work          // when it last worked
-	since time.Duration // since boot: when that was
+	since time.Duration // since boot: when that was, and later by the time of cuts
+	seen  time.Duration // since boot: the last look
+	cut   time.Duration // by how much since is later
 	done  string        // the action that was taken since, "" for none
 	lends bool
 }
@@ -90,6 +104,25 @@ func (w *work) more(than *work) bool {
 func (o *Owner) workOf(id string) work {
 	_, c, _, gpu := o.cfg.Workers.Total(id)
 	return work{c.Launches, c.BytesIn + c.BytesOut, gpu, lease.SumShares(o.cfg.Workers.Shares(id)).Waited}
+}
+
+// cutOf asks the workers since when a session of the lease is cut, and for how long it may be.
+func (o *Owner) cutOf(l lease.Lease) (since, grace time.Duration) {
+	if c, ok := o.cfg.Workers.(Cutter); ok {
+		return c.Cut(l)
+	}
+	return 0, 0
+}
+
+// pause leaves out the time since the last look in which a session was cut.
+func (a *activity) pause(now, cut, grace time.Duration) {
+	from := max(cut, a.seen, a.since)
+	a.seen = now
+	if cut <= 0 {
+		return
+	}
+	d := max(0, min(now-from, grace+cutMargin-a.cut))
+	a.since, a.cut = a.since+d, a.cut+d
 }
 
 // idleOf returns for how long a lease has had no work, and whether that has been noted. mu is held.
@@ -114,20 +147,22 @@ type turn struct {
 // lookIdle looks at all leases, and does what the site says about those without work.
 func (o *Owner) lookIdle(ctx context.Context) {
 	type granted struct {
-		e  *entry
-		id string
+		e *entry
+		l lease.Lease
 	}
 	var all []granted
 	o.mu.RLock()
-	for id, e := range o.leases {
+	for _, e := range o.leases {
 		if !e.ending && e.rec.Lease.State == lease.Granted {
-			all = append(all, granted{e, id})
+			all = append(all, granted{e, e.rec.Lease})
 		}
 	}
 	o.mu.RUnlock()
 	for _, g := range all {
-		done := o.workOf(g.id)
+		done := o.workOf(g.l.ID)
+		cut, grace := o.cutOf(g.l)
 		o.mu.Lock()
+		g.e.activity.pause(o.clock.Up(), cut, grace)
 		t, ok := o.judgeIdle(g.e, &done)
 		o.mu.Unlock()
 		if ok && ctx.Err() == nil {
@@ -147,7 +182,7 @@ func (o *Owner) judgeIdle(e *entry, done *work) (turn, bool) {
 		if t.idle = now - a.since; a.done != "" {
 			o.log.Info("an idle lease works again", "lease", e.id, "job", t.l.Request.Key.String(), "idle", t.idle.Round(time.Second))
 		}
-		a.last, a.since, a.done = *done, now, ""
+		a.last, a.since, a.cut, a.done = *done, now, 0, ""
 	}
 	t.idle = now - a.since
 	site := o.limits.Idle.of(t.l.Request.Pool)

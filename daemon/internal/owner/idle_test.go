@@ -206,6 +206,76 @@ func TestIdleEnd(t *testing.T) {
 	n.check(true)
 }
 
+// The time of a cut is not idle time, for as long as the grace.
+func TestIdleCut(t *testing.T) {
+	const never = -1
+	for _, c := range []struct {
+		what       string
+		grace, cut time.Duration // cut: how long ago at the first look, never: not
+		idle       time.Duration // for which the lease has been idle then
+		want       []time.Duration
+	}{
+		{"no cut", time.Hour, never, 5 * time.Minute, []time.Duration{5 * time.Minute, 10 * time.Minute}},
+		{"a cut within the grace", time.Hour, 2 * time.Minute, 5 * time.Minute, []time.Duration{3 * time.Minute, 3 * time.Minute, 3 * time.Minute}},
+		{"a cut older than the grace", 2*time.Minute - cutMargin, 3 * time.Minute, 5 * time.Minute, []time.Duration{3 * time.Minute, 8 * time.Minute}},
+		{"a cut that grows older than the grace", 7*time.Minute - cutMargin, 4 * time.Minute, 5 * time.Minute, []time.Duration{time.Minute, 3 * time.Minute, 8 * time.Minute}},
+		{"a cut from before the lease", 6*time.Minute - cutMargin, 3 * time.Hour, 5 * time.Minute, []time.Duration{0, 4 * time.Minute}},
+		{"a cut that is to come", time.Hour, -time.Hour, 5 * time.Minute, []time.Duration{5 * time.Minute, 10 * time.Minute}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			n := newNode(t, "a", 1)
+			l := n.granted("h", "1", 10)
+			n.clock.pass(c.idle)
+			if c.cut != never {
+				n.workers.cut, n.workers.grace = max(1, n.clock.Up()-c.cut), c.grace
+			}
+			n.lookIdle(ctx)
+			for i, want := range c.want {
+				if i > 0 {
+					n.later(5 * time.Minute)
+				}
+				n.idleFor(l.ID, want, false)
+			}
+		})
+	}
+}
+
+// A lease whose session is cut does not end, ends when it idles afterwards, and a session cannot keep it by saying that it is cut again and again.
+func TestIdleEndCut(t *testing.T) {
+	for _, lies := range []bool{false, true} {
+		n := newNode(t, "a", 1)
+		n.limits.Idle = Idles{Default: Idle{After: 10 * time.Minute, Action: IdleEnd}}
+		n.SetLimits(n.limits)
+		l := n.granted("h", "1", 100)
+		n.later(5 * time.Minute)
+		n.workers.cut, n.workers.grace = n.clock.Up(), 20*time.Minute
+		for range 4 {
+			n.later(5 * time.Minute)
+			if lies { // or its connection flaps
+				n.workers.cut = n.clock.Up()
+			}
+		}
+		n.idleFor(l.ID, 5*time.Minute, false)
+		if !lies {
+			n.workers.cut = 0
+			n.later(4 * time.Minute)
+			n.idleFor(l.ID, 9*time.Minute, false)
+			n.workers.works(l.ID, func(c *lease.Counts, _ *time.Duration) { c.Launches++ })
+			n.later(time.Minute)
+			n.idleFor(l.ID, 0, false)
+		}
+		n.later(5 * time.Minute)
+		if lies {
+			n.workers.cut = n.clock.Up()
+		}
+		n.later(6 * time.Minute)
+		must(t, n.Sweep(ctx)) // waits for its end
+		if _, ok := n.status(l.ID); ok {
+			t.Errorf("lies %v: the lease is there", lies)
+		}
+	}
+}
+
 func TestHeld(t *testing.T) {
 	n := newNode(t, "a", 2)
 	run := n.granted("h", "run-1", 20, 30)

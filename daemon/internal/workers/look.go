@@ -5,6 +5,7 @@ package workers
 import (
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
@@ -47,6 +48,25 @@ func (p *Pool) Sessions(id string) []lease.Session {
 		all = append(all, p.show(s))
 	}
 	return all
+}
+
+// Cut implements owner.Cutter.
+func (p *Pool) Cut(of lease.Lease) (since, grace time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.leases[of.ID]
+	if l == nil || l.file == nil {
+		return 0, 0
+	}
+	for s := range l.sessions {
+		if !s.open {
+			continue
+		}
+		if slot, err := l.file.Slot(s.slot); err == nil && slot.Cut > 0 && (since == 0 || slot.Cut < since) {
+			since, grace = slot.Cut, p.grace(of)
+		}
+	}
+	return since, grace
 }
 
 // Use implements owner.Workers.

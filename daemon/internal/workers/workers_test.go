@@ -32,6 +32,7 @@ import (
 
 var (
 	_ owner.Workers  = (*Pool)(nil)
+	_ owner.Cutter   = (*Pool)(nil)
 	_ owner.Attacher = (*Pool)(nil)
 	_ owner.Adopted  = (*Pool)(nil)
 )

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -225,6 +226,55 @@ func TestGraceOfLease(t *testing.T) {
 		t.Error(err)
 	}
 	<-long.Done()
+	allFree(t, s, nil)
+}
+
+// TestCutIsNotIdle: the connection of a lease is cut for longer than lease.idle.after. The lease is there afterwards, its program ends well, and the
+// lease ends once it idles for so long.
+func TestCutIsNotIdle(t *testing.T) {
+	t.Parallel()
+	const after = 10 * time.Second
+	s := pausing(t, map[string]string{"lease.idle.after": after.String(), "lease.idle.action": "end", "lease.silence": "60s"})
+	h, o := s.Hosts[0], s.Owners[0]
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	type outcome struct {
+		out string
+		err error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		out, err := h.Node.Run(ctx, h.Run(user, "--fraction", "50", "--", "sh", "-c",
+			`"$0" 5 2000; date +"ended %s"; while [ -e ${SLUICE_SOCKET%/*} ]; do sleep 0.1; done; sleep 2`, s.Program("paused")))
+		done <- outcome{out, err}
+	}()
+	eventually(t, 20*time.Second, "the program works", func() error {
+		ls, err := list(o)
+		if err != nil || len(ls) != 1 || len(ls[0].Sessions) != 1 || ls[0].Sessions[0].Counts.Launches == 0 {
+			return fmt.Errorf("%v, %w", ls, err)
+		}
+		return nil
+	})
+	if err := s.Net.Cut(o.Node, true); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(after + 6*time.Second) // and an owner's look, which is every 5 s
+	ls, err := list(o)
+	if err != nil || len(ls) != 1 || len(ls[0].Sessions) != 1 || ls[0].Idle >= after {
+		t.Errorf("during the cut: %v, %v", ls, err)
+	}
+	if err := s.Net.Cut(o.Node, false); err != nil {
+		t.Fatal(err)
+	}
+	r := <-done
+	ended := regexp.MustCompile(`(?m)^ended (\d+)$`).FindStringSubmatch(r.out)
+	if r.err != nil || ended == nil || !strings.Contains(r.out, "PASS") {
+		t.Fatalf("%v: %s", r.err, r.out)
+	}
+	at, err := strconv.ParseInt(ended[1], 10, 64)
+	if idled := time.Since(time.Unix(at, 0)); err != nil || idled < after || idled > after+30*time.Second {
+		t.Errorf("the lease was idle for %v before it ended, %v", idled, err)
+	}
 	allFree(t, s, nil)
 }
 

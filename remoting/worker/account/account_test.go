@@ -428,11 +428,20 @@ func TestCuts(t *testing.T) {
 			t.Fatal(err)
 		}
 		want(0, 0)
+		if slot, err := l.file.Slot(0); err != nil || slot.Cut != 0 {
+			t.Errorf("a cut of the session before: %v, %v", slot.Cut, err)
+		}
 		s.Cuts().Add(2 * time.Second)
 		s.Cuts().Add(time.Second)
 		want(2, 3*time.Second)
 		s.Cuts().Add(-4 * time.Second)
 		want(3, 1<<62)
+		for _, c := range []struct{ noted, read time.Duration }{{5, 5}, {0, 0}, {-1, 1 << 62}} {
+			s.Cut(c.noted)
+			if slot, err := l.file.Slot(0); err != nil || slot.Cut != c.read {
+				t.Errorf("cut since %v, error %v; want %v", slot.Cut, err, c.read)
+			}
+		}
 		if slot, err := l.file.Slot(0); err != nil || slot.RoundTrip != 0 || slot.Resent != 0 {
 			t.Errorf("a link of the session before: %+v, %v", slot, err)
 		}

@@ -335,6 +335,7 @@ type Slot struct {
 
 	Cuts    uint64        // of the connection to the client that are over
 	CutTime time.Duration // without the client
+	Cut     time.Duration // since when there is no connection, by boottime.Now; 0: there is one, or the session's release does not say
 
 	RoundTrip time.Duration // see Link; 0 for not known
 	Resent    uint64
@@ -367,6 +368,7 @@ func (a *File) slot(i int) Slot {
 			Launches: w(&r.counts.Launches), Errors: w(&r.counts.Errors), Throttle: w(&r.counts.Throttle),
 		},
 		Cuts: w(&r.cuts.number), CutTime: time.Duration(min(w(&r.cuts.time), 1<<62)),
+		Cut:       time.Duration(min(r.cut.Load(), 1<<62)),
 		RoundTrip: time.Duration(min(w(&r.link.roundTrip), 1<<62)), Resent: w(&r.link.resent),
 		Compress: Compress{Bytes: w(&r.compress.Bytes), Sent: w(&r.compress.Sent)},
 		Reason:   text(r.reason[:min(r.reasonSize.Load(), maxReason)]),

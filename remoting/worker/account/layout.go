@@ -56,7 +56,7 @@ type slotRecord struct {
 	client     atomic.Uint64 // pid
 	opened     atomic.Uint64 // ns since 1970
 	counts     Counts
-	_          [8]byte
+	cut        atomic.Uint64 // since when it has no connection: boottime.Now, ns; 0 with one, and from a release that does not say
 	devices    [MaxDevices]deviceRecord
 	compress   Compress
 	name       [nameSize]byte // of the client's program
@@ -111,6 +111,7 @@ var (
 	_ [32]byte              = [unsafe.Offsetof(slotRecord{}.client)]byte{}
 	_ [40]byte              = [unsafe.Offsetof(slotRecord{}.opened)]byte{}
 	_ [48]byte              = [unsafe.Offsetof(slotRecord{}.counts)]byte{}
+	_ [104]byte             = [unsafe.Offsetof(slotRecord{}.cut)]byte{}
 	_ [112]byte             = [unsafe.Offsetof(slotRecord{}.devices)]byte{}
 	_ [24]byte              = [unsafe.Sizeof(deviceRecord{})]byte{}
 	_ [8]byte               = [unsafe.Offsetof(deviceRecord{}.overhead)]byte{}

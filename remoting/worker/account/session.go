@@ -352,6 +352,15 @@ func (s *Session) Cuts() *Cuts {
 	return &s.file.rec(s.slot).cuts
 }
 
+// Cut notes since when the session has no connection to its client, by boottime.Now; 0 is that it has one.
+func (s *Session) Cut(since time.Duration) {
+	s.end.Lock()
+	defer s.end.Unlock()
+	if !s.closed {
+		s.file.rec(s.slot).cut.Store(uint64(since))
+	}
+}
+
 // Link is the place where the session notes what its connection is like.
 func (s *Session) Link() *Link {
 	return &s.file.rec(s.slot).link
