@@ -299,8 +299,8 @@ holders_seen() {
 	return $seen
 }
 
-# Nothing of the sessions is left: no process of theirs, no memory on the device. After kernels that fault, and without any
-# Sluice, too, the driver may keep some memory of its own, which no process has, until the last one has closed the device.
+# Nothing of the sessions is left: no process of theirs, no memory on the device. After many programs the driver may keep some
+# memory that no process has; what makes it do so is not known.
 part_end() {
 	local left used i ok=0 figures
 	for ((i = 0; i < 20; i++)); do

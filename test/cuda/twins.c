@@ -858,3 +858,13 @@ SIM_KERNEL(arrive_count, SIM_PARAMS(8, 4, 4, 8))
 	for (size_t i = 0; i < n; i++)
 		*wrong += v[i] != want + i;
 }
+
+/* Those of bench/launch.cu. */
+SIM_KERNEL(_Z5emptyv, SIM_NO_PARAMS)
+{
+}
+
+SIM_KERNEL(_Z3addPii, SIM_PARAMS(8, 4))
+{
+	*SIM_ARG(0, int *) += SIM_ARG(1, int);
+}
