@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"runtime/debug"
 	"strings"
 	"testing"
 	"unsafe"
@@ -265,39 +264,51 @@ func TestMergeTurns(t *testing.T) {
 	}
 }
 
-// The rest of some data, of which the change before had the most, is written before a flag. The data is in a page that cannot be
-// written to: what was written before it is what came first.
+// The rest of some data, of which the change before had the most, is written before a flag. Both words are one in memory, which is mapped
+// twice, so it holds what was written last.
 func TestMergeRestOfData(t *testing.T) {
 	page := os.Getpagesize()
-	mem, err := unix.Mmap(-1, 0, 2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	fd, err := unix.MemfdCreate("twice", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, int64(page)); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(-1, 0, 2*page, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(mem)
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	data := page/8 + 5
+	for at := 0; at < 2*page; at += page {
+		if _, err := unix.MmapPtr(fd, 0, unsafe.Pointer(&mem[at]), uintptr(page), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data := page / 8
 	w := hostWatches{list: []*hostWatch{{base: hostAt, mem: mem, seen: make([]byte, len(mem)), last: make([]bool, len(mem)/8)}}}
 	w.n.Store(1)
-	put := func(value byte, words ...int) (fault bool) {
-		from, mask := bytes.Repeat([]byte{value}, len(mem)), make([]byte, len(mem)/8)
-		for _, k := range words {
-			mask[k] = 0xff
+	put := func(words map[int]byte) {
+		from, mask := make([]byte, len(mem)), make([]byte, len(mem)/8)
+		for k, v := range words {
+			from[8*k], mask[k] = v, 0xff
 		}
-		defer func() { fault = recover() != nil }()
 		w.merged(hostAt, from, mask, func() bool {
 			mergeTurns(mem, from, mask, func(k int) bool { return w.changedLast(hostAt + uint64(8*k)) })
 			return true
 		})
-		return false
 	}
-	if put(1, data-3, data-2, data-1) {
-		t.Fatal("memory that can be written to could not")
+	const flag, rest = 9, 5
+	put(map[int]byte{data + 1: 1, data + 2: 1, data + 3: 1})
+	put(map[int]byte{0: flag, data: rest})
+	if mem[0] != flag {
+		t.Errorf("%d was written last, not the flag", mem[0])
 	}
-	if err := unix.Mprotect(mem[page:], unix.PROT_READ); err != nil {
-		t.Fatal(err)
-	}
-	if !put(1, 0, data) || mem[0] != 0 {
-		t.Errorf("the flag is %d when the data is written", mem[0])
+	put(map[int]byte{1: 1, 2: 1, 3: 1})
+	put(map[int]byte{0: rest, data: flag}) // the flag lies behind the data
+	if mem[0] != flag {
+		t.Errorf("%d was written last, not the flag behind the data", mem[0])
 	}
 }
 
