@@ -26,6 +26,10 @@ const (
 	roomFree = 4
 	// A lease is to blame only if it has more than a sixteenth of the whole file system.
 	roomPart = 16
+	// After a look that found nobody to blame there is none until roomStep of the whole has gone since, or roomRest has passed: a file system
+	// that others have filled stays so, and a look reads the directories of all leases.
+	roomStep = 64
+	roomRest = 30 * time.Second
 	// roomDepth is the deepest level of directories that is counted. The driver makes none that are deeper.
 	roomDepth = 32
 )
@@ -46,6 +50,17 @@ func roomOf(dir string) (all, free room, err error) {
 // short reports whether too little is free.
 func short(all, free room) bool {
 	return free.bytes < all.bytes/roomFree || free.files < all.files/roomFree
+}
+
+// fruitless is a look that found no lease to blame.
+type fruitless struct {
+	at   time.Time
+	free room // what was free then
+}
+
+// holds reports whether the next look would find no lease either.
+func (f fruitless) holds(now time.Time, all, free room) bool {
+	return now.Sub(f.at) < roomRest && free.bytes+all.bytes/roomStep >= f.free.bytes && free.files+all.files/roomStep >= f.free.files
 }
 
 // part returns which part of a file system r is: of its bytes or of its files, whichever is larger.
@@ -99,10 +114,11 @@ func (p *Pool) keepRoom() {
 		defer close(done)
 		t := time.NewTicker(roomEvery)
 		defer t.Stop()
+		var last fruitless
 		for {
 			select {
 			case <-t.C:
-				p.makeRoom()
+				p.makeRoom(&last)
 			case <-stop:
 				return
 			}
@@ -114,8 +130,9 @@ func (p *Pool) keepRoom() {
 	})
 }
 
-// makeRoom ends the sessions of the lease that takes the most space, if too little is free and that lease is to blame.
-func (p *Pool) makeRoom() {
+// makeRoom ends the sessions of the lease that takes the most space, if too little is free and that lease is to blame. last is the last
+// look that found none.
+func (p *Pool) makeRoom(last *fruitless) {
 	all, free, err := roomOf(p.cfg.Shared)
 	if err != nil || !short(all, free) {
 		return
@@ -128,8 +145,12 @@ func (p *Pool) makeRoom() {
 	if all, free, err = roomOf(p.cfg.Shared); err != nil || !short(all, free) {
 		return
 	}
+	if last.holds(time.Now(), all, free) {
+		return
+	}
 	id, most := p.fullest(all)
 	if id == "" {
+		*last = fruitless{time.Now(), free}
 		return
 	}
 	why := fmt.Sprintf("its lease has filled /dev/shm: at least %d MiB in %d files, more than a sixteenth of the file system of run_dir, of which less than a quarter was free", most.bytes>>20, most.files)

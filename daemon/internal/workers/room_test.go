@@ -81,7 +81,7 @@ func TestRoom(t *testing.T) {
 			t.Fatalf("%s: %v", what, err)
 		}
 		if what != "bytes" { // those are found in time by themselves
-			p.makeRoom()
+			p.makeRoom(new(fruitless))
 		}
 		select {
 		case got := <-ends:
@@ -127,7 +127,7 @@ func TestRoomOfCounts(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.Close()
-		p.makeRoom()
+		p.makeRoom(new(fruitless))
 		if all, free, err := roomOf(p.cfg.Shared); err != nil || short(all, free) {
 			t.Errorf("flags %d: %v of %v are free (%v)", flags, free, all, err)
 		}
@@ -222,5 +222,31 @@ func TestNoRoomForRecords(t *testing.T) {
 	next.OnEnd(func(lease.Session, string) {})
 	if all := next.Sessions(first.Lease); len(all) != 1 {
 		t.Errorf("the next daemon finds sessions %v", all)
+	}
+}
+
+// After a look that found nobody to blame the next comes once more of the file system has gone, or after a while.
+func TestRoomLooks(t *testing.T) {
+	now := time.Now()
+	all, was := room{6400, 640}, room{1000, 100}
+	for _, c := range []struct {
+		name  string
+		after time.Duration
+		free  room
+		holds bool
+	}{
+		{"nothing has changed", time.Second, was, true},
+		{"a little has gone", time.Second, room{900, 90}, true},
+		{"more bytes have gone", time.Second, room{899, 100}, false},
+		{"more files have gone", time.Second, room{1000, 89}, false},
+		{"some was freed", time.Second, room{2000, 200}, true},
+		{"long ago", roomRest, was, false},
+	} {
+		if got := (fruitless{now, was}).holds(now.Add(c.after), all, c.free); got != c.holds {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+	if (fruitless{}).holds(now, all, was) {
+		t.Error("the first look is left out")
 	}
 }
