@@ -165,7 +165,7 @@ func TestUserContent(t *testing.T) {
 	dir := setup(t)
 	for id, limit := range map[string]int64{"d": 0, "e": 64 << 20} {
 		t.Run(strconv.FormatInt(limit, 10), func(t *testing.T) {
-			content := filepath.Join(dir, "content")
+			content := filepath.Join(dir, "content-"+id)
 			p := newPool(t, dir, func(c *Config) { c.Content, c.ContentLimit, c.ContentTotal = content, limit, 1<<30 })
 			c, w := pair(t)
 			if _, err := p.Start(t.Context(), testLease(id, 0), request(id), w, gpus(0)); err != nil {
