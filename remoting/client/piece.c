@@ -86,10 +86,11 @@ static void put_word(uint64_t at, uint64_t v, uint8_t bits)
 }
 
 /*
- * The turn of word k of n; last is about all words of the piece, of which it is word i of all. Words whose neighbours on both sides
- * have changed, too, are written in turn 0, those with one such neighbour in turn 1 (the one before) or 2 (the one behind). A word
- * by itself is most likely a flag, and has turn 4. But if a neighbour changed the time before, it is rather the rest of some data
- * that was half written then, and has turn 3.
+ * Returns the turn in which a changed word is written. It is word k of the n words of this change, and word i of all words of the
+ * piece; last is indexed by the latter. A word whose neighbours on both sides have changed, too, has turn 0, one with one such
+ * neighbour turn 1 (the one before) or 2 (the one behind). A word without any is most likely a flag, and has turn 4. But if the last
+ * change included a neighbour, the word more likely completes data that was half written then, and has turn 3. The worker uses the
+ * same order (mergeTurns in hostwatch.go).
  */
 static unsigned turn_of(const uint8_t *mask, size_t k, size_t n, const uint8_t *last, size_t i, size_t all)
 {

@@ -16,8 +16,8 @@ struct sl_piece {
 	size_t n;
 	uint64_t lo, hi;
 	uint8_t *equal;		/* the bytes that both sides last had: hi - lo, in a buffer of a multiple of 64 */
-	uint8_t *last;		/* for each word: whether the last change by the other side was about it, too */
-	size_t last_from, last_to;	/* words outside of which last is 0 */
+	uint8_t *last;		/* for each word, whether the last change by the other side included it */
+	size_t last_from, last_to;	/* the words that may be set in last: [last_from, last_to) */
 };
 
 /* What has changed in the part of a piece from lo on: the bytes are copied here. The caller sets lo. */

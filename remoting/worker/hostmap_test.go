@@ -264,8 +264,8 @@ func TestMergeTurns(t *testing.T) {
 	}
 }
 
-// The rest of some data, of which the change before had the most, is written before a flag. Both words are one in memory, which is mapped
-// twice, so it holds what was written last.
+// A word that completes the data of the change before is written before a flag. The test maps one page twice, so that the two words
+// are one place in memory: it holds what was written last.
 func TestMergeRestOfData(t *testing.T) {
 	page := os.Getpagesize()
 	fd, err := unix.MemfdCreate("twice", unix.MFD_CLOEXEC)

@@ -257,8 +257,8 @@ func (w *hostWatches) poll(s *session) {
 // mergeTurns copies the bytes of b whose bits are set in mask, for a kernel that may be looking. First come the
 // words that have a neighbour on both sides that was changed, too, then those that have one before, then those that
 // have one behind, at last those that have none: the later its turn, the more likely a word is a flag that says that
-// others have been written. But one by itself that has a neighbour that the change before was about is rather the rest of some
-// data that was half written then, and comes before the flags. last says whether that was about word k.
+// others have been written. But if the change before included a neighbour of such a word, the word more likely completes
+// data that was half written then, and comes before the flags. last reports whether the change before included word k.
 // A word's bytes are written at once.
 func mergeTurns(mem, b, mask []byte, last func(k int) bool) {
 	for turn := range 5 {

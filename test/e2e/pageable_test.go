@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestPageableHidden: the GPU's kernels reach all memory of their session, but not the program's, so programs are told that they do not. The
-// worker's log warns unless sessions have a sandbox.
+// TestPageableHidden checks that a program is told that kernels do not reach pageable memory, although the GPU says that they do: they reach
+// the session's memory, not the program's. The worker's log warns unless sessions have a sandbox.
 func TestPageableHidden(t *testing.T) {
 	const warning = "clients can take their sessions over"
 	for _, sandbox := range []string{"off", "auto", "on"} {

@@ -205,7 +205,7 @@ func TestAwayAndBack(t *testing.T) {
 	}
 }
 
-// A socket of this machine whose listener is started anew.
+// The collector on a local socket is restarted; the sender connects to the new one.
 func TestSocketComesBack(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	s, _, _ := sender(t, "unixgram", path)
@@ -259,7 +259,7 @@ func TestUnacknowledged(t *testing.T) {
 	}
 }
 
-// A collector that never reads costs a bounded queue, of which each kind of message has its part; no Send waits for it, and neither does the end.
+// If the collector never reads, the queue stays within its size, each kind of message within its part, and neither Send nor Run waits.
 func TestNeverReads(t *testing.T) {
 	l := listen(t, "127.0.0.1:0")
 	s, log, stop := sender(t, "tcp", l.Addr().String())

@@ -44,8 +44,8 @@ type Message struct {
 	Fill int
 }
 
-// frame is m as it goes over the wire: RFC 5424 over the network, counted over TCP (RFC 6587, section 3.4.1). A local socket is
-// given what syslog(3) writes: journald does not read RFC 5424 there, nor does rsyslog unless it is told to.
+// frame returns m as it is sent: RFC 5424 over the network, with a byte count over TCP (RFC 6587, section 3.4.1). A local socket gets
+// the format of syslog(3), because journald does not read RFC 5424 there, and rsyslog does only if it is configured to.
 func (t Target) frame(m *Message, host string, pid int) []byte {
 	pri := authpriv<<3 | int(m.Severity)
 	if t.Network == "unixgram" {

@@ -58,7 +58,7 @@ type fruitless struct {
 	free room // what was free then
 }
 
-// holds reports whether the next look would find no lease either.
+// holds reports whether the next look can be left out, because too little has changed since.
 func (f fruitless) holds(now time.Time, all, free room) bool {
 	return now.Sub(f.at) < roomRest && free.bytes+all.bytes/roomStep >= f.free.bytes && free.files+all.files/roomStep >= f.free.files
 }
