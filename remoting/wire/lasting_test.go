@@ -78,6 +78,7 @@ type modelClient struct {
 	sent  int    // over this connection, or arrived over earlier ones
 	acked int
 	in    []byte // everything that has come
+	over  bool   // receive has returned: it makes no connection again
 }
 
 // send writes pieces until everything has been sent and acknowledged.
@@ -100,8 +101,13 @@ func (m *modelClient) send(done chan<- struct{}) {
 		if gen == m.gen && err == nil {
 			m.sent += n
 		}
-		for gen == m.gen && err != nil {
+		for gen == m.gen && err != nil && !m.over {
 			m.cond.Wait()
+		}
+		if gen == m.gen && err != nil {
+			m.mu.Unlock()
+			m.again()
+			m.mu.Lock()
 		}
 	}
 }
@@ -133,10 +139,12 @@ func (m *modelClient) receive(want int) {
 		}
 	}
 	m.mu.Lock()
+	m.over = true
 	m.cond.Broadcast()
 	m.mu.Unlock()
 }
 
+// again makes a connection in the place of one that was lost. Attach tells what has arrived.
 func (m *modelClient) again() {
 	m.c.Close()
 	fd, c := link(m.t)

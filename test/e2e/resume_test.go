@@ -76,9 +76,9 @@ func TestCuts(t *testing.T) {
 }
 
 // TestCutPrograms cuts the connections of programs that were not made for it: of a few, or with SLUICE_CUTS of all, again and again until there were
-// so many cuts.
+// so many cuts. Some programs kill processes of theirs, whose sessions last until the grace is over, and take memory till then.
 func TestCutPrograms(t *testing.T) {
-	w := startWorker(t, workerOptions{args: []string{"--grace", "30s"}})
+	w := startWorker(t, workerOptions{args: []string{"--grace", "10s"}})
 	// They want a lease of a size of its own, and a standard error without lines about cuts.
 	not := map[string]bool{"memcheck": true, "assertion": true}
 	few := map[string]bool{"threads": true, "pinned": true, "zerocopy": true, "managed": true, "engine": true}
