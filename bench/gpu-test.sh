@@ -93,7 +93,7 @@ show_remote() {
 # programs FOLDER: every test program in it, as one compiler made it.
 programs() {
 	local from=$1 label=$2 p arg
-	for p in vecadd reduce streams_events pipeline printf assertion threads pinned zerocopy hostpool registered flags managed managedvar graph graphnode graphhost graph_times arrive engine packed pointers fork multi_process ipc twolibs separate separate-ptx separate-part link legacy nocode; do
+	for p in vecadd reduce streams_events pipeline printf assertion threads pinned zerocopy crowded hostpool registered flags managed managedvar graph graphnode graphhost graph_times arrive engine packed pointers fork multi_process ipc twolibs separate separate-ptx separate-part link legacy nocode; do
 		[ -x "$from/$p" ] && both "$label-$p" 60 "$from/$p"
 	done
 	# Before CUDA 12 the device's runtime knew no GPU as new as the H100.

@@ -21,7 +21,7 @@ SHIM_CFLAGS := -std=gnu11 -Wall -Wextra -Werror -fvisibility=hidden -fPIC -pthre
 	-I$(SHIM) -Iremoting/api $(SHIM_OLD) $(SHIM_SAN)
 
 SHIM_SRC := session send resume wait receive print stats timeline waits entry errlog coredump checkpoint notify managedbatch attention route place peeraccess delivery connect dial rdmalink forms conf exchange lease log codec shmring handles error errstate device ctx ctxprops ctxlocal upload background bulk bulkup bulkdown compress content throughput stream capture event record hostfn export_tables compilecache integrity procaddr \
-	load jit link module kernel fatbin sha256 version launch legacy ranges guard memory hostmem hostpool operand fill copy copy3d vmm occupancy profiler graph graphnode graphhost graphread pool ipc tensormap texref green mapped piece pointers mirror ahead changes trap managed \
+	load jit link module kernel fatbin sha256 version launch legacy ranges guard memory hostmem hostpool operand fill copy copy3d vmm occupancy profiler graph graphnode graphhost graphread pool ipc tensormap texref green mapped piece pointers mirror mirrorsend ahead changes trap managed \
 	poller area shared staged nccl transfer gen_stubs gen_exports gen_names gen_forms gen_fingerprint
 SHIM_VERBS := stream device library
 SHIM_OBJ := $(SHIM_SRC:%=$(SHIM_OUT)/o/%.o) $(SHIM_VERBS:%=$(SHIM_OUT)/o/verbs_%.o)

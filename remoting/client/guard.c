@@ -16,6 +16,9 @@
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* of Linux 5.14 */
+#endif
 
 /* The driver reserves and maps device memory in such granules, and the kernel has huge pages of that size. */
 #define GRANULE ((uint64_t)2 << 20)
@@ -108,6 +111,21 @@ bool sl_guard_reserve(uint64_t p, size_t n)
 	spans[i].hi = hi;
 	pthread_mutex_unlock(&lock);
 	return true;
+}
+
+void sl_guard_joins(uint64_t p, bool accessible)
+{
+	const size_t page = 4096;
+	volatile char *at = (volatile char *)(uintptr_t)(p & ~(uint64_t)(page - 1));
+
+	if (accessible) { /* other threads may write to it */
+		madvise((void *)(uintptr_t)at, page, MADV_POPULATE_WRITE);
+		return;
+	}
+	if (mprotect((void *)(uintptr_t)at, page, PROT_READ | PROT_WRITE))
+		return;
+	*at = 0;
+	mprotect((void *)(uintptr_t)at, page, PROT_NONE);
 }
 
 bool sl_guard_taken(uint64_t p, size_t n)

@@ -24,6 +24,13 @@ bool sl_guard_reserve(uint64_t p, size_t n);
  */
 void *sl_guard_place(size_t n, int fd);
 
+/*
+ * The kernel joins maps of anonymous memory that lie side by side and have the same protection, but only if they were one map when its first
+ * page came to be. So that page at p, of memory whose pages get protections of their own, has to come to be before. Accessible: the program
+ * has the memory already; else nobody has.
+ */
+void sl_guard_joins(uint64_t p, bool accessible);
+
 /* Whether the program has memory of its own in [p, p+n). What it has only reserved is not counted, since reservations here look the same. */
 bool sl_guard_taken(uint64_t p, size_t n);
 

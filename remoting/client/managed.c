@@ -76,8 +76,10 @@ static CUresult take(size_t n, CUdeviceptr *own, uint64_t *base)
 	if (err)
 		return err;
 	*base = whole_pages(*own);
-	if (sl_guard_reserve(*own, *base + n - *own))
+	if (sl_guard_reserve(*own, *base + n - *own)) {
+		sl_guard_joins(*base, false);
 		return CUDA_SUCCESS;
+	}
 	fw_cuMemFree_v2(*own);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }

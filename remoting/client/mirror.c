@@ -4,10 +4,9 @@
  * the fetched bytes come through, and whoever holds it touches no mirror that is
  * protected against that: the bytes of a page that is sent are read while it may be read.
  */
-#include "mirror.h"
-#include "ahead.h"
-#include "changes.h"
+#include "mirrors.h"
 #include "ctx.h"
+#include "guard.h"
 #include "log.h"
 #include "session.h"
 #include "transfer.h"
@@ -16,46 +15,21 @@
 #include "wire.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#define PAGE SL_MIRROR_PAGE
-
-enum { STALE, SAME, WRITTEN };
+#include <unistd.h>
 
 _Static_assert(SL_AHEAD_MOST * PAGE <= SL_MAX_COPY_IN && SL_MAX_HOST_MAP / PAGE / 4096 <= SL_AHEAD_MOST, "a read");
 
-/* A variable, or the part of one that is in a mirror. */
-struct span {
-	uint64_t p;
-	size_t n;
-};
-
-struct mirror {
-	uint64_t base;
-	size_t n, pages;
-	unsigned kind;		/* SL_MIRROR_... */
-	bool gone;		/* the program has unmapped it */
-	struct sl_other other;
-	uint8_t *state;		/* of each page */
-	uint8_t **was;		/* what each written page held; NULL: all of it is to be sent */
-	bool raced;		/* a page was first written to while work may have run */
-	size_t written, stale;	/* pages in these states */
-	struct sl_ahead fetch, open;
-	struct sl_habit habit;
-	struct span *spans;	/* of the managed variables in it, which alone the device has; NULL: it has all */
-	unsigned nspans;
-};
-
 _Atomic unsigned sl_mirrors;
+bool sl_mirrors_busy;
 
 static struct mirror **all;	/* by address */
 static size_t count, capacity;
+static size_t maps;		/* that the kernel needs more, because pages side by side are in different states */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool busy;	/* work was submitted since the last wait */
-static unsigned looks;	/* for clashes, still to be made after this wait: each is a round trip */
-static _Atomic bool clash;	/* in managed memory, and not yet told */
 
 /* --- the list --- */
 
@@ -92,19 +66,8 @@ bool sl_mirror_has_slow(uint64_t p, size_t n)
 	return found;
 }
 
-static uint64_t address(const struct mirror *m, size_t page)
-{
-	return m->base + page * PAGE;
-}
-
-/* Bytes of the pages, of which the last may be less than a page. */
-static size_t bytes(const struct mirror *m, size_t from, size_t to)
-{
-	return (to == m->pages ? m->n : to * PAGE) - from * PAGE;
-}
-
 /* Without protection what one side writes is lost to the other: better no program than one that computes with that. */
-static void protect(struct mirror *m, size_t from, size_t to, int prot)
+void sl_mirrors_protect(struct mirror *m, size_t from, size_t to, int prot)
 {
 	uint64_t p = address(m, from);
 	unsigned char there;
@@ -121,238 +84,108 @@ static void protect(struct mirror *m, size_t from, size_t to, int prot)
 	abort();
 }
 
-static void set(struct mirror *m, size_t from, size_t to, uint8_t state)
+/*
+ * Of pages [from, to] of m, those whose state is not that of the page before, at which the kernel so needs another map. Page 0 comes after
+ * the last page of the mirror before, where no address lies between; page m->pages is the first of the mirror after, likewise.
+ */
+static size_t turns(const struct mirror *m, size_t from, size_t to)
 {
+	size_t n = 0, place;
+
+	if (m->kind & SL_MIRROR_FIXED)
+		return 0;
+	for (size_t i = from ? from : 1; i <= to && i < m->pages; i++)
+		n += m->state[i] != m->state[i - 1];
+	if (from && to < m->pages)
+		return n;
+	place = first_above(m->base);
+	if (!from && place && address(all[place - 1], all[place - 1]->pages) == m->base)
+		n += m->state[0] != all[place - 1]->state[all[place - 1]->pages - 1];
+	if (to >= m->pages && place + 1 < count && all[place + 1]->base == address(m, m->pages))
+		n += m->state[m->pages - 1] != all[place + 1]->state[0];
+	return n;
+}
+
+void sl_mirrors_set(struct mirror *m, size_t from, size_t to, uint8_t state)
+{
+	maps -= turns(m, from, to);
 	for (size_t i = from; i < to; i++) {
 		m->written += (state == WRITTEN) - (m->state[i] == WRITTEN);
 		m->stale += (state == STALE) - (m->state[i] == STALE);
 		m->state[i] = state;
 	}
+	maps += turns(m, from, to);
 }
 
-/* End of the run of pages, from page from on and before page most, that are in its state. */
-static size_t run(const struct mirror *m, size_t from, size_t most)
+/* What was written goes to the other side, and every page is stale. */
+static void make_stale(struct mirror *m)
 {
-	size_t to = from + 1;
-
-	while (to < most && m->state[to] == m->state[from])
-		to++;
-	return to;
-}
-
-/* What [p, p+n) holds on the other side, until the next such call. The lock is held. */
-static CUresult read_other(const struct mirror *m, uint64_t p, size_t n, const uint8_t **got)
-{
-	static uint8_t *room;
-	static size_t size;
-
-	if (n > size) {
-		free(room);
-		room = malloc(n);
-		size = room ? n : 0;
-		if (!room)
-			return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	*got = room;
-	return (m->kind & SL_MIRROR_MANAGED ? sl_transfer_copy : sl_transfer_read)(&m->other, p, room, n);
-}
-
-/* --- sending --- */
-
-/* Pages whose changes are sent together; a mask has a bit for each of their bytes. */
-enum { MERGE_PAGES = 64, PAGE_MASK = PAGE / 8, LOOKS = 16, LOOK_PAGES = 256 };
-
-_Static_assert(MERGE_PAGES * PAGE <= SL_MAX_MERGE, "a merge");
-
-static void send_merge(const struct mirror *m, size_t page, size_t from, size_t to, const uint8_t *masks)
-{
-	static uint8_t before[MERGE_PAGES * PAGE]; /* the lock is held */
-	uint64_t p = address(m, page) + from;
-
-	for (size_t i = 0; m->raced && i * PAGE < to; i++)
-		memcpy(before + i * PAGE, m->was[page + i], PAGE);
-	sl_transfer_merge(&m->other, p, to - from, masks + from / 8, (const uint8_t *)(uintptr_t)p, m->raced ? before + from : NULL);
-}
-
-/* Sends what changed in pages [from, to): pages of which much changed together, of others the part that did. */
-static void send_changes(const struct mirror *m, size_t from, size_t to)
-{
-	uint8_t masks[MERGE_PAGES * PAGE_MASK];
-	size_t first = from;	/* page of which masks begin */
-
-	for (size_t i = from; i < to; i++) {
-		struct sl_changes c = sl_changes((const uint8_t *)(uintptr_t)address(m, i), m->was[i], PAGE, masks + (i - first) * PAGE_MASK);
-		bool much = c.words >= PAGE / 8 / 4;
-
-		if (much && i + 1 < to && i + 1 - first < MERGE_PAGES)
-			continue;
-		if (much || first < i)
-			send_merge(m, first, 0, (i - first + much) * PAGE, masks);
-		if (!much && c.words)
-			send_merge(m, i, c.from, c.to, masks + (i - first) * PAGE_MASK);
-		first = i + 1;
-	}
-}
-
-/* The part of a span that lies in pages [from, to); empty if none does. */
-static struct span within(const struct mirror *m, const struct span *s, size_t from, size_t to)
-{
-	uint64_t lo = address(m, from), hi = address(m, to);
-	struct span in = { .p = s->p > lo ? s->p : lo };
-	uint64_t end = s->p + s->n < hi ? s->p + s->n : hi;
-
-	in.n = end > in.p ? end - in.p : 0;
-	return in;
-}
-
-static void send_variables(const struct mirror *m, size_t from, size_t to)
-{
-	for (unsigned i = 0; i < m->nspans; i++) {
-		struct span s = within(m, &m->spans[i], from, to);
-
-		if (s.n)
-			sl_transfer_send(&m->other, s.p, s.n);
-	}
-}
-
-/* What the device has of pages [from, to): all of it, or the part in the k-th variable. */
-static struct span part(const struct mirror *m, unsigned k, size_t from, size_t to)
-{
-	return m->spans ? within(m, &m->spans[k], from, to) : (struct span){ address(m, from), bytes(m, from, to) };
-}
-
-/* Sends what changed in s, part of a page of managed memory. */
-static void send_runs(const struct mirror *m, struct span s)
-{
-	const uint8_t *now = (const uint8_t *)(uintptr_t)s.p, *was = m->was[(s.p - m->base) / PAGE] + (s.p - m->base) % PAGE;
-
-	for (size_t i = 0, j; i < s.n; i = j) {
-		for (j = i + 1; j < s.n && (now[j] != was[j]) == (now[i] != was[i]); j++)
-			;
-		if (now[i] != was[i])
-			sl_transfer_send(&m->other, s.p + i, j - i);
-	}
-}
-
-/* After a wait: looks for bytes in s, a part of managed memory, that both sides have changed. */
-static void look_for_clash(const struct mirror *m, struct span s)
-{
-	const uint8_t *theirs;
-
-	if (!s.n || read_other(m, s.p, s.n, &theirs))
-		return;
-	for (uint64_t p = s.p, k; p < s.p + s.n; p += k) {
-		size_t off = (p - m->base) % PAGE;
-
-		k = PAGE - off < s.p + s.n - p ? PAGE - off : s.p + s.n - p;
-		if (!sl_changes_clash((const uint8_t *)(uintptr_t)p, theirs + (p - s.p), m->was[(p - m->base) / PAGE] + off, k))
-			continue;
-		sl_mirror_clashed();
-		atomic_store(&clash, true);
-		return;
-	}
-}
-
-/* Sends what changed in pages [from, to) of managed memory, which were written while work may have run. */
-static void send_raced(const struct mirror *m, size_t from, size_t to)
-{
-	unsigned parts = m->spans ? m->nspans : 1;
-
-	for (size_t i = from, j; !busy && looks && i < to; i = j) {
-		j = to - i < LOOK_PAGES ? to : i + LOOK_PAGES;
-		looks--;
-		for (unsigned k = 0; k < parts; k++)
-			look_for_clash(m, part(m, k, i, j));
-	}
-	for (size_t i = from; i < to; i++)
-		for (unsigned k = 0; k < parts; k++)
-			send_runs(m, part(m, k, i, i + 1));
-}
-
-/* Sends pages [from, to), which are written, and notes them as the same. */
-static void send_pages(struct mirror *m, size_t from, size_t to)
-{
+	sl_mirrors_send(m);
 	sl_trap_keep();
-	protect(m, from, to, PROT_READ);
-	if (m->gone)
-		return;
-	for (size_t i = from, j; i < to; i = j) {
-		j = i + 1;
-		if (m->was && m->was[i]) {
-			while (j < to && m->was[j])
-				j++;
-			(m->kind & SL_MIRROR_MANAGED ? send_raced : send_changes)(m, i, j);
-			for (size_t k = i; k < j; k++) {
-				free(m->was[k]);
-				m->was[k] = NULL;
-			}
-			continue;
-		}
-		if (m->spans) {
-			send_variables(m, i, j);
-			continue;
-		}
-		/* Page-locked memory that was never sent: the other side may hold zeroes. */
-		if (m->kind & SL_MIRROR_FRESH && sl_zeroes((const uint8_t *)(uintptr_t)address(m, i), bytes(m, i, j)))
-			continue;
-		while (j < to && (!m->was || !m->was[j]) && !(m->kind & SL_MIRROR_FRESH && sl_zeroes((const uint8_t *)(uintptr_t)address(m, j), bytes(m, j, j + 1))))
-			j++;
-		sl_transfer_send(&m->other, address(m, i), bytes(m, i, j));
-	}
-	set(m, from, to, SAME);
+	sl_mirrors_protect(m, 0, m->pages, PROT_NONE);
+	sl_mirrors_set(m, 0, m->pages, STALE);
 }
 
-static void send_written(struct mirror *m)
+/* How many maps of a process may be for mirrors: half of those that the kernel allows it. */
+static size_t most_maps(void)
 {
-	for (size_t i = 0, j; m->written && !m->gone && i < m->pages; i = j) {
-		const uint8_t *at = memchr(m->state + i, WRITTEN, m->pages - i);
+	static size_t most;
+	char text[24] = "";
+	int fd;
 
-		if (!at)
-			return;
-		i = (size_t)(at - m->state);
-		j = run(m, i, m->pages);
-		send_pages(m, i, j);
-	}
-	m->raced = false;
+	if (most)
+		return most;
+	most = 65530 / 2;
+	fd = open("/proc/sys/vm/max_map_count", O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return most;
+	if (read(fd, text, sizeof text - 1) > 0 && atol(text) > 0)
+		most = (size_t)atol(text) / 2;
+	close(fd);
+	return most;
 }
+
+/* Before pages get a protection of their own: if there are too many of those, all get the same, and the program takes them by faults again. */
+static void make_room(void)
+{
+	if (maps <= most_maps())
+		return;
+	for (size_t i = 0; i < count; i++) {
+		struct mirror *m = all[i];
+
+		if (m->gone || m->kind & SL_MIRROR_FIXED)
+			continue;
+		if (m->kind & SL_MIRROR_READ_ONLY)
+			sl_mirrors_send(m);
+		else
+			make_stale(m);
+	}
+	sl_log(SL_DEBUG, "pages of mirrors had too many protections of their own: %zu are left", maps);
+}
+
+/* --- before work and after waits --- */
 
 void sl_mirror_send_slow(void)
 {
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; i < count; i++)
 		if (all[i]->written)
-			send_written(all[i]);
-	busy = true;
+			sl_mirrors_send(all[i]);
+	sl_mirrors_busy = true;
 	pthread_mutex_unlock(&lock);
-}
-
-void sl_mirror_clashed(void)
-{
-	static _Atomic bool told;
-
-	if (!atomic_exchange(&told, true))
-		sl_log(SL_ERROR, "the program and a kernel have written different values to the same bytes of host or managed memory at a time; see docs/limits.md");
-}
-
-CUresult sl_mirror_clash_slow(void)
-{
-	return atomic_exchange(&clash, false) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
 void sl_mirror_stale_slow(void)
 {
 	pthread_mutex_lock(&lock);
-	busy = false;
-	looks = LOOKS;
+	sl_mirrors_busy = false;
+	sl_mirrors_waited();
 	for (size_t i = 0; i < count; i++) {
 		struct mirror *m = all[i];
 
 		if (m->stale == m->pages || m->gone || m->kind & SL_MIRROR_READ_ONLY)
 			continue;
-		send_written(m);
-		sl_trap_keep();
-		protect(m, 0, m->pages, PROT_NONE);
-		set(m, 0, m->pages, STALE);
+		make_stale(m);
 		sl_habit_learn(&m->habit, &m->fetch, m->pages);
 	}
 	pthread_mutex_unlock(&lock);
@@ -375,14 +208,14 @@ static void give_up(struct mirror *m, size_t from, size_t to)
 		sl_log(SL_ERROR, "there is no memory to follow what the program writes");
 		abort(); /* otherwise the GPU would not see it, or lose what it has written beside it */
 	}
-	protect(m, from, to, PROT_READ | PROT_WRITE);
-	set(m, from, to, WRITTEN);
+	sl_mirrors_protect(m, from, to, PROT_READ | PROT_WRITE);
+	sl_mirrors_set(m, from, to, WRITTEN);
 }
 
 static CUresult fetch_bytes(const struct mirror *m, uint64_t p, size_t n)
 {
 	const uint8_t *got;
-	CUresult err = read_other(m, p, n, &got);
+	CUresult err = sl_mirrors_read(m, p, n, &got);
 
 	return !err && !sl_trap_poke(p, got, n) ? CUDA_ERROR_OUT_OF_MEMORY : err;
 }
@@ -403,8 +236,8 @@ static bool fetch(struct mirror *m, size_t from, size_t to)
 		sl_log(SL_ERROR, "what the GPU has written to memory at %#llx is lost: error %d", (unsigned long long)address(m, from), err);
 		return false;
 	}
-	protect(m, from, to, PROT_READ);
-	set(m, from, to, SAME);
+	sl_mirrors_protect(m, from, to, PROT_READ);
+	sl_mirrors_set(m, from, to, SAME);
 	m->habit.fetched += to - from;
 	return true;
 }
@@ -414,20 +247,20 @@ static bool open_pages(struct mirror *m, size_t from, size_t to)
 {
 	bool managed = m->kind & SL_MIRROR_MANAGED;
 
-	if (managed && busy && !m->was) {
+	if (managed && sl_mirrors_busy && !m->was) {
 		m->was = calloc(m->pages, sizeof *m->was);
 		if (!m->was)
 			return false;
 	}
-	for (size_t i = from; (!managed || busy) && i < to; i++) {
+	for (size_t i = from; (!managed || sl_mirrors_busy) && i < to; i++) {
 		m->was[i] = malloc(PAGE);
 		if (!m->was[i])
 			return false;
 		memcpy(m->was[i], (void *)(uintptr_t)address(m, i), PAGE);
 	}
-	m->raced |= busy;
-	protect(m, from, to, PROT_READ | PROT_WRITE);
-	set(m, from, to, WRITTEN);
+	m->raced |= sl_mirrors_busy;
+	sl_mirrors_protect(m, from, to, PROT_READ | PROT_WRITE);
+	sl_mirrors_set(m, from, to, WRITTEN);
 	return true;
 }
 
@@ -441,6 +274,7 @@ static bool touched(uint64_t p, bool write)
 	m = find(p);
 	ours = m && !(m->kind & SL_MIRROR_FIXED);
 	if (ours) {
+		make_room();
 		i = (p - m->base) / PAGE;
 		if (m->state[i] == STALE) {
 			to = advance(m, &m->fetch, i);
@@ -510,11 +344,13 @@ static CUresult add(const struct sl_other *o, uint64_t base, size_t n, unsigned 
 		discard(m);
 		return err;
 	}
+	make_room();
 	memset(m->state, SAME, m->pages);
 	i = first_above(base);
 	memmove(all + i + 1, all + i, (count - i) * sizeof *all);
 	all[i] = m;
 	count++;
+	maps += turns(m, 0, m->pages);
 	atomic_fetch_add(&sl_mirrors, 1);
 	*out = m;
 	return CUDA_SUCCESS;
@@ -525,10 +361,11 @@ static void take_out(size_t i)
 {
 	struct mirror *m = all[i];
 
+	maps -= turns(m, 0, m->pages);
 	memmove(all + i, all + i + 1, (--count - i) * sizeof *all);
 	atomic_fetch_sub(&sl_mirrors, 1);
 	if (!m->gone)
-		protect(m, 0, m->pages, PROT_READ | PROT_WRITE);
+		sl_mirrors_protect(m, 0, m->pages, PROT_READ | PROT_WRITE);
 	discard(m);
 }
 
@@ -551,10 +388,12 @@ CUresult sl_mirror_pinned(const struct sl_other *o, uint64_t base, size_t n, uns
 		sl_log(SL_WARN, "kernels cannot reach host memory: /proc/self/mem cannot be opened, or a thread not made");
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
+	if (!(kind & SL_MIRROR_FIXED))
+		sl_guard_joins(base, true);
 	pthread_mutex_lock(&lock);
 	err = add(o, base, n, kind, &m);
 	if (!err)
-		set(m, 0, m->pages, WRITTEN);
+		sl_mirrors_set(m, 0, m->pages, WRITTEN);
 	pthread_mutex_unlock(&lock);
 	return err;
 }
@@ -574,7 +413,7 @@ CUresult sl_mirror_managed(uint64_t base, size_t n)
 	if (!err) {
 		sl_transfer_zero(&o, base, n);
 		sl_trap_keep();
-		protect(m, 0, m->pages, PROT_READ);
+		sl_mirrors_protect(m, 0, m->pages, PROT_READ);
 	}
 	pthread_mutex_unlock(&lock);
 	return err;
@@ -641,8 +480,8 @@ static CUresult add_stale(const struct sl_other *o, uint64_t lo, uint64_t hi)
 	CUresult err = add(o, lo, hi - lo, SL_MIRROR_MANAGED, &m);
 
 	if (!err) {
-		protect(m, 0, m->pages, PROT_NONE);
-		set(m, 0, m->pages, STALE);
+		sl_mirrors_protect(m, 0, m->pages, PROT_NONE);
+		sl_mirrors_set(m, 0, m->pages, STALE);
 	}
 	return err;
 }

@@ -486,6 +486,34 @@ SIM_KERNEL(adam, SIM_PARAMS(8, 8, 8, 8, 4, 4))
 	}
 }
 
+/* crowded.cu */
+
+SIM_KERNEL(crowd_add, SIM_PARAMS(8, 4, 4))
+{
+	unsigned int **v = SIM_ARG(0, unsigned int **);
+	int n = SIM_ARG(1, int);
+
+	sim_check(v, n * sizeof(*v));
+	for (int i = 0; i < n; i++) {
+		sim_check(v[i], sizeof(*v[i]));
+		*v[i] += SIM_ARG(2, unsigned int);
+	}
+}
+
+SIM_KERNEL(crowd_sum, SIM_PARAMS(8, 4, 8))
+{
+	unsigned int **v = SIM_ARG(0, unsigned int **);
+	unsigned long long *sum = SIM_ARG(2, unsigned long long *);
+	int n = SIM_ARG(1, int);
+
+	sim_check(v, n * sizeof(*v));
+	sim_check(sum, sizeof(*sum));
+	for (int i = 0; i < n; i++) {
+		sim_check(v[i], sizeof(*v[i]));
+		*sum += (unsigned long long)i * *v[i];
+	}
+}
+
 /* zerocopy.cu */
 
 static void zc_add_words(struct sim_launch *sim, const unsigned int *in, unsigned int *out, int n, unsigned int what)

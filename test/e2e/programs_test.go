@@ -28,6 +28,7 @@ var programs = []struct {
 	{name: "memcheck", args: []string{"512"}, want: "memcheck: what is reported free can be allocated\n"},
 	{name: "pinned", want: "pinned: sum 4293918720\n"},
 	{name: "zerocopy", want: "zerocopy: 1048576 words each way\n"},
+	{name: "crowded", want: "crowded: 40000 blocks\n"},
 	{name: "hostpool", args: []string{"captured"}, want: "hostpool: 262144 words each way\n"},
 	{name: "shadow", want: "shadow: 65536 words each way\n"},
 	{name: "pointers", want: "pointers: 3 tables\n"},

@@ -77,14 +77,14 @@ func TestFirstStart(t *testing.T) {
 func TestDiskFaults(t *testing.T) {
 	faults := map[string]int{}
 	failed, visible, lost := 0, 0, 0
-	rounds := damages(t, 24)
+	rounds, seed := damages(t, 24), damageSeed(t)<<32
 	for round := range rounds {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "l.db")
 		l, err := Open(path, "n", Options{})
 		must(t, err)
-		r := rand.New(rand.NewPCG(8, uint64(round)))
-		chance := rand.New(rand.NewPCG(9, uint64(round)))
+		r := rand.New(rand.NewPCG(8, seed+uint64(round)))
+		chance := rand.New(rand.NewPCG(9, seed+uint64(round)))
 		d := disktest.NewDisk(t, path, chance, func(c disktest.Call) disktest.Fault {
 			if chance.IntN(6) > 0 {
 				return disktest.Fault{}

@@ -151,7 +151,7 @@ func TestDamagedPages(t *testing.T) {
 	want, err := contents(first)
 	must(t, err)
 	size := os.Getpagesize()
-	rng := rand.New(rand.NewPCG(1, 2))
+	rng := rand.New(rand.NewPCG(1, 2+damageSeed(t)))
 	rounds := damages(t, 600)
 	if testing.Short() {
 		rounds = 100

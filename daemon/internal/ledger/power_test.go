@@ -26,6 +26,20 @@ func damages(t *testing.T, usual int) int {
 	return n
 }
 
+// damageSeed makes other damages of the same number: SLUICE_DAMAGE_SEED, 0 unless given.
+func damageSeed(t *testing.T) uint64 {
+	t.Helper()
+	v := os.Getenv("SLUICE_DAMAGE_SEED")
+	if v == "" {
+		return 0
+	}
+	n, err := strconv.ParseUint(v, 10, 32)
+	if err != nil {
+		t.Fatalf("SLUICE_DAMAGE_SEED=%s: give a number", v)
+	}
+	return n
+}
+
 // sector is what a disk writes whole, in bytes.
 const sector = 512
 
@@ -92,7 +106,7 @@ func TestPowerLoss(t *testing.T) {
 			t.Fatalf("after change %d: %v", i, err)
 		}
 	}
-	rng := rand.New(rand.NewPCG(14, 8))
+	rng := rand.New(rand.NewPCG(14, 8+damageSeed(t)))
 	metas := 2 * os.Getpagesize()
 	old, whole, refused := 0, 0, 0
 	rounds := damages(t, 250)
