@@ -22,10 +22,10 @@ frames=${SLUICE_FRAMES:-1000000} images=${SLUICE_IMAGES:-100000} damage=${SLUICE
 
 # piece NAME VARIABLES TEST: runs one test; its output is NAME.out, and after it a line if it failed.
 piece() {
-	local name=$1 test=$3 at=$here/e2e exe=./e2e.test
-	case $name in ledgers*) at=$here exe=./ledger.test ;; esac
+	local name=$1 test=$3 at=test/e2e
+	case $name in ledgers*) at=daemon/internal/ledger ;; esac
 	# shellcheck disable=SC2086 # one word a variable
-	(cd "$at" && env TMPDIR="$pieces" $2 "$exe" -test.timeout 60m -test.count 1 -test.v -test.run "$test") >"$pieces/$name.out" 2>&1 ||
+	(cd "$here/$at" && env TMPDIR="$pieces" $2 "./${at##*/}.test" -test.timeout 60m -test.count 1 -test.v -test.run "$test") >"$pieces/$name.out" 2>&1 ||
 		echo "FAILED: status $?" >>"$pieces/$name.out"
 }
 export -f piece

@@ -9,10 +9,12 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 if [ "${1:-}" = --long-runs ]; then
 	make --no-print-directory all cuda-programs
 	rm -rf build/long
-	mkdir -p build/long/e2e/testdata build/long/build/test/cuda-11.8
-	go test -c -ldflags '-s -w' -o build/long/e2e/e2e.test ./test/e2e
-	go test -c -ldflags '-s -w' -o build/long/ledger.test ./daemon/internal/ledger
-	cp -a test/e2e/testdata/grammar build/long/e2e/testdata/
+	# The tests look for files beside them, as in this tree.
+	mkdir -p build/long/test/e2e/testdata build/long/remoting/api build/long/daemon/internal/ledger build/long/build/test/cuda-11.8
+	go test -c -ldflags '-s -w' -o build/long/test/e2e/ ./test/e2e
+	go test -c -ldflags '-s -w' -o build/long/daemon/internal/ledger/ ./daemon/internal/ledger
+	cp -a test/e2e/testdata/grammar build/long/test/e2e/testdata/
+	cp -a remoting/api/cuabi.h build/long/remoting/api/
 	cp -aL build/bin build/shim build/simgpu build/version build/long/build/
 	cp -a build/test/nvml build/test/twins.so build/long/build/test/
 	for f in build/test/cuda-11.8/*; do
