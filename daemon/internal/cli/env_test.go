@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -43,7 +44,7 @@ func TestEnv(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
-	l, err := rpc.ListenLocal(socket)
+	l, err := rpc.ListenLocal(socket, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -57,7 +58,7 @@ func startDaemon(t *testing.T) *fakeDaemon {
 
 func (d *fakeDaemon) start() {
 	d.t.Helper()
-	l, err := rpc.ListenLocal(d.socket)
+	l, err := rpc.ListenLocal(d.socket, slog.New(slog.DiscardHandler))
 	if err != nil {
 		d.t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -77,7 +78,7 @@ func startJobDaemon(t *testing.T) (*jobDaemon, string) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	d, socket := &jobDaemon{}, filepath.Join(dir, "s")
-	l, err := rpc.ListenLocal(socket)
+	l, err := rpc.ListenLocal(socket, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

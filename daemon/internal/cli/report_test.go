@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -51,7 +52,7 @@ func TestReport(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
-	l, err := rpc.ListenLocal(socket)
+	l, err := rpc.ListenLocal(socket, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -37,7 +38,7 @@ func TestTraceStopped(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer os.RemoveAll(dir)
-			local, err := rpc.ListenLocal(filepath.Join(dir, "sluiced.sock"))
+			local, err := rpc.ListenLocal(filepath.Join(dir, "sluiced.sock"), slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -67,7 +67,7 @@ type Env func(ctx context.Context, peer rpc.Peer, job string, step Step) ([]rpc.
 
 // Server answers on one socket.
 type Server struct {
-	l     *net.UnixListener
+	l     *unixsock.Kept
 	env   Env
 	known func(uid uint32) bool
 	log   *slog.Logger
@@ -78,9 +78,9 @@ type Server struct {
 }
 
 // Listen makes the socket at path, which everybody may connect to. A socket that an
-// earlier daemon left there is replaced. known says whether a user has a job on this node that asks for something.
+// earlier daemon left there is replaced, and one that is removed is made again. known says whether a user has a job on this node that asks for something.
 func Listen(path string, env Env, known func(uid uint32) bool, log *slog.Logger) (*Server, error) {
-	l, err := unixsock.Listen(path, unixsock.How{Mode: 0o666})
+	l, err := unixsock.Keep(path, unixsock.How{Mode: 0o666}, rpc.SocketRemoved(path, log))
 	if errors.Is(err, unixsock.ErrNoSocket) {
 		return nil, fmt.Errorf("job socket %s: %w; move it away", path, err)
 	}

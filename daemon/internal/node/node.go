@@ -364,7 +364,7 @@ func (n *Node) startHost(ctx context.Context, led *ledger.Ledger) error {
 		return err
 	}
 	n.run("host", func(ctx context.Context) error { n.host.Run(ctx); return nil })
-	l, err := rpc.ListenLocal(cfg.Socket())
+	l, err := rpc.ListenLocal(cfg.Socket(), n.log)
 	if err != nil {
 		return err
 	}

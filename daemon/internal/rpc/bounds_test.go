@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -110,7 +111,7 @@ func hold(t *testing.T, c net.Conn, streams, size int) (took int) {
 func serveLocal(t *testing.T, change func(*localListener)) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := ListenLocal(path)
+	l, err := ListenLocal(path, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +222,7 @@ func TestBusySocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if _, err := ListenLocal(path); err == nil || !strings.Contains(err.Error(), "another sluiced") {
+	if _, err := ListenLocal(path, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "another sluiced") {
 		t.Errorf("its socket was taken: %v", err)
 	}
 }

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -47,7 +48,7 @@ func (c *clerk) Report(_ context.Context, p Peer, job string) ([]lease.Report, e
 
 func TestJobs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := ListenLocal(path)
+	l, err := ListenLocal(path, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +106,7 @@ func TestJobs(t *testing.T) {
 	}
 	// A daemon that has no such service, as one of an earlier release.
 	path = filepath.Join(t.TempDir(), "old")
-	if l, err = ListenLocal(path); err != nil {
+	if l, err = ListenLocal(path, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	old := NewServer(LocalCreds(), "test")

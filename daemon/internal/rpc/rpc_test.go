@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -535,7 +536,7 @@ func TestLocal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	d := &desk{}
 	start := func() *grpc.Server {
-		l, err := ListenLocal(path)
+		l, err := ListenLocal(path, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -545,7 +546,7 @@ func TestLocal(t *testing.T) {
 		return s
 	}
 	s := start()
-	if _, err := ListenLocal(path); err == nil || !strings.Contains(err.Error(), "another sluiced") {
+	if _, err := ListenLocal(path, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "another sluiced") {
 		t.Errorf("two daemons at one socket: %v", err)
 	}
 	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o666 {
@@ -613,7 +614,7 @@ func TestLocal(t *testing.T) {
 	if err := os.WriteFile(path+".file", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ListenLocal(path + ".file"); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := ListenLocal(path+".file", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Error(err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"strconv"
 	"syscall"
@@ -16,10 +17,10 @@ import (
 
 // ListenLocal makes the local socket. Every user may connect, because the kernel identifies the
 // caller. The socket of an earlier daemon is replaced, one with a daemon that answers is not.
-// Each user has a bounded number of connections.
-func ListenLocal(path string) (net.Listener, error) {
+// One that is removed is made again, which log says. Each user has a bounded number of connections.
+func ListenLocal(path string, log *slog.Logger) (net.Listener, error) {
 	// The file stays when the daemon stops: the next daemon replaces it.
-	l, err := unixsock.Listen(path, unixsock.How{Mode: 0o666, Alone: true})
+	l, err := unixsock.Keep(path, unixsock.How{Mode: 0o666, Alone: true}, SocketRemoved(path, log))
 	switch {
 	case errors.Is(err, unixsock.ErrNoSocket):
 		return nil, fmt.Errorf("local socket %s: %w; remove it or set run_dir", path, err)
@@ -33,6 +34,17 @@ func ListenLocal(path string) (net.Listener, error) {
 		root:     limit.New(limit.Bounds{TrustedKey: 1024}),
 		users:    limit.New(limit.Bounds{Trusted: 1024, TrustedKey: 64}),
 	}, nil
+}
+
+// SocketRemoved logs for unixsock.Keep what became of a socket of the daemon's whose path was removed.
+func SocketRemoved(path string, log *slog.Logger) func(error) {
+	return func(err error) {
+		if err != nil {
+			log.Error("a socket was removed and cannot be made again: nobody can connect to it", "path", path, "error", err)
+			return
+		}
+		log.Warn("a socket was removed by somebody, and is there again", "path", path)
+	}
 }
 
 // localListener counts connections by user. Root has places of its own: a user with many uids,
