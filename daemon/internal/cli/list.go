@@ -85,6 +85,9 @@ func partText(p *lease.Part) string {
 	if p == nil {
 		return "-"
 	}
+	if p.OnGPUs() {
+		return "GPU" + p.Devices()
+	}
 	return fmt.Sprintf("%d%%+%s", p.Percent, form.ShortBytes(p.Mem))
 }
 
