@@ -189,15 +189,42 @@ int sl_remote_user_init(spank_t sp, const struct sl_settings *s)
 	return 0;
 }
 
-/* A count from the job's environment, of at most most; 0 if there is none. */
-static unsigned job_count(spank_t sp, const char *name, unsigned most)
+/* A number of at most most; most + 1 for another text. */
+static unsigned number(const char *text, unsigned most)
 {
-	char text[16] = "", *end = text;
-	unsigned long n = 0;
+	char *end = "";
+	unsigned long n = most + 1ul;
 
-	if (spank_getenv(sp, name, text, sizeof text) == ESPANK_SUCCESS && text[0] >= '0' && text[0] <= '9')
+	if (text[0] >= '0' && text[0] <= '9')
 		n = strtoul(text, &end, 10);
-	return *end || n > most ? 0 : (unsigned)n;
+	return n > most || *end ? most + 1 : (unsigned)n;
+}
+
+/*
+ * The GPUs that the step's programs are to see, by their numbers in the job's lease: those of its own if it has some (daemon/internal/jobnode),
+ * else all. Returns how many; 0 if the job has none, or if a variable is not as the daemon sets it.
+ */
+static unsigned step_devices(spank_t sp, unsigned devices[SL_GPUS_MAX])
+{
+	char text[128] = "", *rest = text, *word;
+	unsigned n = 0, all;
+
+	spank_getenv(sp, "SLUICE_GPUS", text, sizeof text);
+	all = number(text, SL_GPUS_MAX);
+	if (all > SL_GPUS_MAX)
+		return 0;
+	text[0] = 0;
+	if (spank_getenv(sp, "SLUICE_STEP_DEVICES", text, sizeof text) != ESPANK_SUCCESS) {
+		for (; n < all; n++)
+			devices[n] = n;
+		return n;
+	}
+	while ((word = strsep(&rest, ","))) {
+		if (n == all || (devices[n] = number(word, SL_GPUS_MAX)) >= all)
+			return 0;
+		n++;
+	}
+	return n;
 }
 
 /* Whether each task is to see its part of the GPUs alone. The step's environment decides (see local.c), else the option, else the job's. */
@@ -215,13 +242,13 @@ static bool bound(spank_t sp)
 }
 
 /*
- * The tasks of a step on this node share the GPUs out in their order: parts of the same size, or one that is off by one. Where there
+ * The tasks of a step on this node share its GPUs out in their order: parts of the same size, or one that is off by one. Where there
  * are more tasks than GPUs, neighbours share one. The batch script and a shell are not tasks of a step.
  */
 static void bind_task(spank_t sp)
 {
 	char list[128] = "";
-	unsigned gpus, first, end;
+	unsigned devices[SL_GPUS_MAX], gpus, first, end;
 	uint32_t step = 0, tasks = 0;
 	int task = 0;
 
@@ -229,11 +256,11 @@ static void bind_task(spank_t sp)
 	    spank_get_item(sp, S_JOB_LOCAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS || spank_get_item(sp, S_TASK_ID, &task) != ESPANK_SUCCESS ||
 	    task < 0 || (uint32_t)task >= tasks || !bound(sp))
 		return;
-	gpus = job_count(sp, "SLUICE_GPUS", SL_GPUS_MAX);
+	gpus = step_devices(sp, devices);
 	first = (unsigned)((uint64_t)(unsigned)task * gpus / tasks);
 	end = (unsigned)((uint64_t)((unsigned)task + 1) * gpus / tasks);
 	for (unsigned i = first, n = 0; gpus && (i < end || i == first); i++)
-		n += (unsigned)snprintf(list + n, sizeof list - n, "%s%u", n ? "," : "", i);
+		n += (unsigned)snprintf(list + n, sizeof list - n, "%s%u", n ? "," : "", devices[i]);
 	if (gpus)
 		spank_setenv(sp, "CUDA_VISIBLE_DEVICES", list, 1);
 }

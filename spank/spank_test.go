@@ -60,7 +60,7 @@ func says(text string) func(string, net.Conn) {
 
 func ok(body string) string { return fmt.Sprintf("ok %d\n%s", len(body), body) }
 
-// TestBind: the tasks of a node share the GPUs of its lease out, if that was asked for.
+// TestBind: the tasks of a node share the GPUs of its lease out, or those of its step, if that was asked for.
 func TestBind(t *testing.T) {
 	const untouched = "7"
 	for _, c := range []struct {
@@ -70,33 +70,45 @@ func TestBind(t *testing.T) {
 		option, env string // of the step
 		jobs        string // what the job asked for
 		want        string // of each task, separated by spaces
+		own         string // the step's own GPUs
 	}{
-		{"2", 2, 0, "task", "", "", "0 1"},
-		{"4", 2, 0, "task", "", "", "0,1 2,3"},
-		{"2", 4, 0, "task", "", "", "0 0 1 1"},
-		{"3", 2, 0, "task", "", "", "0 1,2"},
-		{"1", 3, 0, "task", "", "", "0 0 0"},
-		{"16", 1, 0, "task", "", "", "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"},
-		{"2", 2, 0, "", "task", "", "0 1"},
-		{"2", 2, 0, "", "", "task", "0 1"},
-		{"2", 2, 0, "all", "", "task", "7 7"},
-		{"2", 2, 0, "", "all", "task", "7 7"},
-		{"2", 2, 0, "task", "", "all", "0 1"},
-		{"2", 2, 0, "task", "all", "task", "7 7"},
-		{"2", 2, 0, "", "nonsense", "task", "0 1"},
-		{"2", 2, 0, "", "", "", "7 7"},
-		{"", 2, 0, "task", "", "", "7 7"},
-		{"17", 1, 0, "task", "", "", "7"},
-		{"2x", 1, 0, "task", "", "", "7"},
-		{"-1", 1, 0, "task", "", "", "7"},
-		{"2", 1, batch, "task", "", "task", "7"},
-		{"2", 1, 0xfffffffa, "task", "", "task", "7"},
+		{"2", 2, 0, "task", "", "", "0 1", ""},
+		{"4", 2, 0, "task", "", "", "0,1 2,3", ""},
+		{"2", 4, 0, "task", "", "", "0 0 1 1", ""},
+		{"3", 2, 0, "task", "", "", "0 1,2", ""},
+		{"1", 3, 0, "task", "", "", "0 0 0", ""},
+		{"16", 1, 0, "task", "", "", "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15", ""},
+		{"2", 2, 0, "", "task", "", "0 1", ""},
+		{"2", 2, 0, "", "", "task", "0 1", ""},
+		{"2", 2, 0, "all", "", "task", "7 7", ""},
+		{"2", 2, 0, "", "all", "task", "7 7", ""},
+		{"2", 2, 0, "task", "", "all", "0 1", ""},
+		{"2", 2, 0, "task", "all", "task", "7 7", ""},
+		{"2", 2, 0, "", "nonsense", "task", "0 1", ""},
+		{"2", 2, 0, "", "", "", "7 7", ""},
+		{"", 2, 0, "task", "", "", "7 7", ""},
+		{"17", 1, 0, "task", "", "", "7", ""},
+		{"2x", 1, 0, "task", "", "", "7", ""},
+		{"-1", 1, 0, "task", "", "", "7", ""},
+		{"2", 1, batch, "task", "", "task", "7", ""},
+		{"2", 1, 0xfffffffa, "task", "", "task", "7", ""},
+		{"4", 2, 0, "task", "", "", "1 3", "1,3"},
+		{"4", 1, 0, "task", "", "", "2", "2"},
+		{"4", 2, 0, "task", "", "", "2 2", "2"},
+		{"4", 3, 0, "task", "", "", "0 1 3", "0,1,3"},
+		{"16", 1, 0, "task", "", "", "10,11,12,13,14,15", "10,11,12,13,14,15"},
+		{"4", 2, 0, "", "", "", "7 7", "1,3"},
+		{"4", 2, 0, "task", "", "", "7 7", "1,4"},
+		{"4", 2, 0, "task", "", "", "7 7", "1,,3"},
+		{"2", 2, 0, "task", "", "", "7 7", "0,1,0"},
+		{"4", 2, 0, "task", "", "", "7 7", "1;3"},
+		{"", 2, 0, "task", "", "", "7 7", "0,1"},
 	} {
 		var have []string
 		for task := range c.tasks {
 			p, _ := spank.Start(spank.Remote, job, c.step, task, "socket="+daemon(t, says("none\n")))
 			p.Tasks(c.tasks)
-			for name, value := range map[string]string{"SLUICE_GPUS": c.gpus, "SLURM_RGPU_BIND": c.env, "SLUICE_BIND": c.jobs, "CUDA_VISIBLE_DEVICES": untouched} {
+			for name, value := range map[string]string{"SLUICE_GPUS": c.gpus, "SLURM_RGPU_BIND": c.env, "SLUICE_BIND": c.jobs, "SLUICE_STEP_DEVICES": c.own, "CUDA_VISIBLE_DEVICES": untouched} {
 				if value != "" {
 					p.Setenv(name, value)
 				}

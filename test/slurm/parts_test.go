@@ -15,6 +15,7 @@ type stepPart struct {
 	Step    uint32 `json:"step"`
 	Percent uint32 `json:"percent"`
 	Mem     uint64 `json:"mem"`
+	GPUs    uint32 `json:"gpus"`
 }
 
 // partsOf are the parts of a job's sessions, as its node lists them, in the order of their percent.

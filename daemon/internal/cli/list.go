@@ -39,7 +39,8 @@ FRACTIONS shows percent and memory of each fraction, POLICY how the time of thei
 shared, which sluice set changes. USED counts the memory of all sessions and their overhead,
 which is what the worker's context takes on the GPU. CUTS counts how often a session's
 connection was lost and made again, CUT_TIME says for how long there was none. IDLE says for how
-long no program has had work for the GPU, from a minute on.`,
+long no program has had work for the GPU, from a minute on. PART is what a step with a --gres of
+its own has of the lease: percent and memory, or whole GPUs by their numbers.`,
 		Example: "  sluice list\n  sluice list --sessions\n  sluice list --json | jq -r '.[].id'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -84,6 +85,9 @@ long no program has had work for the GPU, from a minute on.`,
 func partText(p *lease.Part) string {
 	if p == nil {
 		return "-"
+	}
+	if p.OnGPUs() {
+		return "GPU" + p.Devices()
 	}
 	return fmt.Sprintf("%d%%+%s", p.Percent, form.ShortBytes(p.Mem))
 }

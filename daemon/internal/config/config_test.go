@@ -181,7 +181,7 @@ func TestErrors(t *testing.T) {
 	}
 	t.Setenv("SLUICE_LEASE_SILENC", "")
 	os.Unsetenv("SLUICE_LEASE_SILENC")
-	for _, others := range []string{"SLUICE_SOCKET", "SLUICE_LEASE", "SLUICE_LEASE_ID", "SLUICE_WORKER", "SLUICE_LOG", "SLUICE_TRACE", "SLUICE_STATS", "SLUICE_SLURM_ROOT", "SLUICE_ENV", "SLUICE_GPUS", "SLUICE_BIND"} {
+	for _, others := range []string{"SLUICE_SOCKET", "SLUICE_LEASE", "SLUICE_LEASE_ID", "SLUICE_WORKER", "SLUICE_LOG", "SLUICE_TRACE", "SLUICE_STATS", "SLUICE_SLURM_ROOT", "SLUICE_ENV", "SLUICE_GPUS", "SLUICE_BIND", "SLUICE_STEP_DEVICES"} {
 		t.Setenv(others, "x")
 	}
 	if _, err := Parse("", nil); err != nil {

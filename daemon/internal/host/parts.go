@@ -4,7 +4,8 @@ package host
 //
 // Package jobnode says so when the step begins. The lease's record keeps it, so a restart forgets none. A session's process is of a step by
 // the kernel's word, and its owner gives the session the step's part. Owners keep to parts; here they are added up, so that a step for which the
-// others leave too little is refused when it begins.
+// others leave too little is refused when it begins. Of a lease of several GPUs a part has whole GPUs, which are chosen here (lease.ChooseGPUs); to
+// those nobody keeps but the step's programs, which are told their numbers.
 
 import (
 	"slices"
@@ -16,17 +17,23 @@ import (
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-// GivePart says what a step of the job with this key may have of the lease: part. The parts of steps that here does not know are dropped; it
-// is asked while no other part is given. It is
+// GivePart says what a step of the job with this key may have of the lease: part, with the GPUs that are chosen for it if the lease has several.
+// The parts of steps that here does not know are dropped; it is asked while no other part is given. It is
 // refused with code NoRoom where those of the others leave too little, and changes nothing then.
-func (h *Host) GivePart(key lease.Key, part lease.Part, here func(step uint32) bool) error {
-	return h.changeParts(key, func(l *lease.Lease, parts []lease.Part) ([]lease.Part, error) {
-		parts = slices.DeleteFunc(parts, func(p lease.Part) bool { return p.Step == part.Step || !here(p.Step) })
-		if err := fits(l, part, parts); err != nil {
-			return nil, err
+func (h *Host) GivePart(key lease.Key, part lease.Part, here func(step uint32) bool) (lease.Part, error) {
+	err := h.changeParts(key, func(l *lease.Lease, parts []lease.Part) (_ []lease.Part, err error) {
+		parts = slices.DeleteFunc(parts, func(p lease.Part) bool { return p.Step != part.Step && !here(p.Step) })
+		others := slices.DeleteFunc(slices.Clone(parts), func(p lease.Part) bool { return p.Step == part.Step })
+		switch {
+		case part.Percent == 0:
+		case len(l.Grants) > 1:
+			part, err = l.ChooseGPUs(part, parts)
+		default:
+			err = fits(l, part, others)
 		}
-		return append(parts, part), nil
+		return append(others, part), err
 	})
+	return part, err
 }
 
 // DropParts drops the parts of steps that here does not know.
@@ -74,11 +81,8 @@ func (h *Host) changeParts(key lease.Key, change func(*lease.Lease, []lease.Part
 	return nil
 }
 
-// fits says whether a part has room beside the others.
+// fits says whether a part of a lease of one GPU has room beside the others.
 func fits(l *lease.Lease, part lease.Part, others []lease.Part) error {
-	if part.Percent == 0 {
-		return nil
-	}
 	g := l.Grants[0]
 	left, mem := int64(g.Percent), int64(g.Mem)
 	var names []string
@@ -113,7 +117,9 @@ func (h *Host) partOf(r *lease.SessionRequest) (*lease.Part, error) {
 		parts = hd.rec.Parts
 	}
 	h.mu.Unlock()
-	if len(parts) == 0 || r.Step == "" && !wire.SessionComputes(r.Kind) {
+	// A part of whole GPUs takes nothing from the programs that have none, whichever step they are of.
+	limits := slices.ContainsFunc(parts, func(p lease.Part) bool { return !p.OnGPUs() })
+	if len(parts) == 0 || r.Step == "" && (!limits || !wire.SessionComputes(r.Kind)) {
 		return nil, nil
 	}
 	if r.Step == "" {

@@ -43,7 +43,7 @@ type Host interface {
 	Release(ctx context.Context, p rpc.Peer, id string, key lease.Key, reason string) error
 	Attach(ctx context.Context, key lease.Key) (l lease.Lease, found bool, err error)
 	Held(key lease.Key) (l lease.Lease, socket string, ok bool)
-	GivePart(key lease.Key, part lease.Part, here func(step uint32) bool) error
+	GivePart(key lease.Key, part lease.Part, here func(step uint32) bool) (lease.Part, error)
 	DropParts(key lease.Key, here func(step uint32) bool) error
 	Reports(ctx context.Context, cluster, job string) ([]lease.Report, error)
 	Epoch() uint64

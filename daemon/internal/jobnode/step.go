@@ -4,11 +4,13 @@ package jobnode
 //
 // Slurm makes no step wait for a gres that is not consumed, as ours is, and tells a node nothing of it. So srun's plug-in says whether srun may have been
 // given one, and only then slurmctld is asked. What the step has asked for is the host's to keep (host.GivePart), and the owner's to enforce.
+// The step of a job with several GPUs asks for whole ones of them. The host chooses, and nobody enforces: the step's programs are told.
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"strings"
 	"time"
 
@@ -48,12 +50,15 @@ func (s *Service) StepEnv(ctx context.Context, p rpc.Peer, job string, q jobsock
 	if err != nil || !own {
 		return ops, err
 	}
-	if err := s.give(ctx, job, part); err != nil {
+	if part, err = s.give(ctx, job, part); err != nil {
 		return nil, err
 	}
 	s.log.Info("step has a part of its job's fraction", "job", job, "part", part.String())
-	if part.Percent == 0 {
+	switch {
+	case part.Percent == 0:
 		return nil, nil
+	case part.OnGPUs(): // --rgpu-bind=task divides these among the tasks, see the plug-in's bind_task
+		ops = append(ops, rpc.EnvOp{Name: "SLUICE_STEP_DEVICES", Value: part.Devices()}, rpc.EnvOp{Name: "CUDA_VISIBLE_DEVICES", Value: part.Devices()})
 	}
 	return ops, nil
 }
@@ -89,15 +94,15 @@ func (s *Service) asked(ctx context.Context, l *lease.Lease, step uint32, mem st
 			return part, false, err
 		}
 		return lease.Part{Step: step}, true, nil
+	case len(l.Grants) > 1 && (percent != had || mem != ""):
+		part, err := ofSeveral(l, step, percent, mem)
+		return part, err == nil, err
 	case percent == had && mem != "":
 		return part, false, lease.Errorf(lease.Invalid, "--rgpu-mem=%s of a step is for a step with a part of its job's fraction; give --gres=%s:N too, with N below %d", form.Name(mem), form.Gres, had)
 	case percent == had:
 		return part, false, nil
 	case percent > has:
 		return part, false, lease.Errorf(lease.Invalid, "--gres=%s:%d of step %d: its job has %d on this node; ask for at most %d, or for more with the job", form.Gres, percent, step, has, has)
-	case len(l.Grants) > 1:
-		return part, false, lease.Errorf(lease.Invalid, "--gres=%s:%d of step %d: its job has %d GPUs on this node, and a step has a part of a job's fraction of one GPU only; start it without --gres, with --rgpu-bind=task if each task is to have its own GPUs",
-			form.Gres, percent, step, len(l.Grants))
 	}
 	whole := l.Grants[0].Mem
 	part = lease.Part{Step: step, Percent: uint32(percent), Mem: whole * percent / has &^ (lease.Granule - 1)}
@@ -114,6 +119,21 @@ func (s *Service) asked(ctx context.Context, l *lease.Lease, step uint32, mem st
 		return part, false, lease.Errorf(lease.Invalid, "--gres=%s:%d of step %d is less than the smallest piece of the job's %d MiB; ask for more", form.Gres, percent, step, whole>>20)
 	}
 	return part, true, s.canSee(ctx, step)
+}
+
+// ofSeveral is the part of a lease of several GPUs that a step has asked for. Its GPUs are not yet chosen.
+func ofSeveral(l *lease.Lease, step uint32, percent uint64, mem string) (part lease.Part, _ error) {
+	whole := uint64(bits.OnesCount32(lease.WholeGPUs(l.Grants)))
+	switch {
+	case mem != "":
+		return part, lease.Errorf(lease.Invalid, "--rgpu-mem=%s of step %d: its job has %d GPUs on this node, and a step has all memory of those that it has; start it without --rgpu-mem", form.Name(mem), step, len(l.Grants))
+	case percent > 100*whole:
+		return part, lease.Errorf(lease.Invalid, "--gres=%s:%d of step %d: its job has %d whole GPUs on this node; ask for at most %d, or start it without --gres", form.Gres, percent, step, whole, 100*whole)
+	case percent%100 != 0:
+		return part, lease.Errorf(lease.Invalid, "--gres=%s:%d of step %d: its job has %d GPUs on this node, and a step has whole ones of them; ask for a multiple of 100, or start it without --gres, with --rgpu-bind=task if each task is to have its own GPUs",
+			form.Gres, percent, step, len(l.Grants))
+	}
+	return lease.Part{Step: step, Percent: uint32(percent)}, nil
 }
 
 func asksByGres(j slurm.Job) bool {
@@ -141,19 +161,19 @@ func (s *Service) canSee(ctx context.Context, step uint32) error {
 	return nil
 }
 
-// give gives a step its part. If a step that is ending still holds too much of the fraction, it waits for that step briefly.
-func (s *Service) give(ctx context.Context, job string, part lease.Part) error {
+// give gives a step its part, and returns it with its GPUs. If a step that is ending still holds too much of the fraction, it waits for that step briefly.
+func (s *Service) give(ctx context.Context, job string, part lease.Part) (lease.Part, error) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTime)
 	defer cancel()
 	for {
-		err := s.cfg.Host.GivePart(s.key(job), part, s.stepsNow(context.WithoutCancel(ctx), job))
+		given, err := s.cfg.Host.GivePart(s.key(job), part, s.stepsNow(context.WithoutCancel(ctx), job))
 		var e *lease.Error
 		if err == nil || !errors.As(err, &e) || e.Code != lease.NoRoom {
-			return err
+			return given, err
 		}
 		select {
 		case <-ctx.Done():
-			return err
+			return given, err
 		case <-time.After(leaveLook):
 		}
 	}

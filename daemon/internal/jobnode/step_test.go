@@ -166,19 +166,103 @@ func TestStepAfterStep(t *testing.T) {
 	}
 }
 
-// A job with several GPUs on the node is not divided.
-func TestStepOfSeveral(t *testing.T) {
+// severalRig is a node with a job of several GPUs, whose steps have these requests.
+func severalRig(t *testing.T, percent uint64, steps map[string]uint64) *rig {
+	t.Helper()
 	r := newRig(t, jobstest.NewSite(), "n1")
 	j := jobstest.Job("7")
-	j.Gres, j.Licences = gres(150), slurm.Counts{"rgpu": 150}
+	j.Gres, j.Licences = gres(percent), slurm.Counts{"rgpu": percent}
 	r.Slurm.Set(j)
-	r.Slurm.Conf["ProctrackType"] = "proctrack/cgroup"
-	r.Slurm.Steps["7.0"], r.Slurm.Steps["7.1"] = slurm.Step{Gres: gres(50)}, slurm.Step{Gres: gres(150)}
+	for n, p := range steps {
+		r.Slurm.Steps["7."+n] = slurm.Step{Gres: gres(p)}
+	}
 	r.prolog(jobstest.RunOf(j), rpc.JobGranted)
-	if _, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: "0", Own: true}); lease.CodeOf(err) != lease.Invalid || !strings.Contains(err.Error(), "one GPU only") {
-		t.Errorf("%v", err)
+	if err := os.MkdirAll(filepath.Join(r.Dir, "n1"), 0o755); err != nil {
+		t.Fatal(err)
 	}
-	if ops, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: "1", Own: true}); err != nil || len(ops) == 0 {
-		t.Errorf("%v, %v", ops, err)
+	return r
+}
+
+// variable is what a step's programs are told, "-" if nothing.
+func variable(ops []rpc.EnvOp, name string) string {
+	for _, op := range ops {
+		if op.Name == name {
+			return op.Value
+		}
 	}
+	return "-"
+}
+
+// A step of a job with several GPUs on the node has whole ones of them. No control group has to show its processes.
+func TestStepOfSeveral(t *testing.T) {
+	for _, c := range []struct {
+		job, step uint64
+		mem       string
+		devices   string // "-": all of the job's
+		text      string
+	}{
+		{400, 100, "", "0", ""},
+		{400, 300, "", "0,1,2", ""},
+		{400, 400, "", "-", ""},
+		{250, 200, "", "0,1", ""},
+		{250, 250, "", "-", ""},
+		{150, 100, "", "0", ""},
+		{400, 150, "", "", "--gres=rgpu:150 of step 0: its job has 4 GPUs on this node, and a step has whole ones of them; ask for a multiple of 100"},
+		{400, 10, "", "", "ask for a multiple of 100"},
+		{250, 50, "", "", "ask for a multiple of 100"},
+		{400, 500, "", "", "--gres=rgpu:500 of step 0: its job has 4 whole GPUs on this node; ask for at most 400"},
+		{250, 300, "", "", "its job has 2 whole GPUs on this node; ask for at most 200"},
+		{400, 1 << 40, "", "", "ask for at most 400"},
+		{400, 100, "5G", "", "--rgpu-mem=5G of step 0: its job has 4 GPUs on this node, and a step has all memory of those that it has; start it without --rgpu-mem"},
+		{400, 400, "5G", "", "start it without --rgpu-mem"},
+		{400, 150, "lots", "", "start it without --rgpu-mem"},
+	} {
+		r := severalRig(t, c.job, map[string]uint64{"0": c.step})
+		r.Slurm.Conf["ProctrackType"] = "proctrack/linuxproc"
+		ops, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: "0", Own: true, Mem: c.mem})
+		switch {
+		case c.text != "":
+			if lease.CodeOf(err) != lease.Invalid || !strings.Contains(err.Error(), c.text) || len(r.Host.Parts) != 0 {
+				t.Errorf("%+v: %v, %v", c, err, r.Host.Parts)
+			}
+		case err != nil || variable(ops, "SLUICE_STEP_DEVICES") != c.devices || variable(ops, "CUDA_VISIBLE_DEVICES") != c.devices || variable(ops, "SLUICE_SOCKET") == "-":
+			t.Errorf("%+v: %v, %v", c, ops, err)
+		}
+	}
+}
+
+// Steps that run at once have different GPUs, and keep them when they ask again; a step for which too few are free is refused, and has them when
+// another step has ended. A step with no gres of its own has all.
+func TestStepsOfSeveral(t *testing.T) {
+	r := severalRig(t, 400, map[string]uint64{"0": 100, "1": 200, "2": 200, "3": 100, "4": 100, "5": 0})
+	begin := func(step, want string) {
+		t.Helper()
+		r.here(step, true)
+		ops, err := r.StepEnv(t.Context(), user, "7", jobsock.Step{ID: step, Own: true})
+		if got := variable(ops, "SLUICE_STEP_DEVICES"); err != nil || got != want {
+			t.Errorf("step %s has %s, want %s: %v", step, got, want, err)
+		}
+	}
+	refused := func(step, text string) {
+		t.Helper()
+		soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // the test does not wait for all of leaveTime
+		defer cancel()
+		if _, err := r.StepEnv(soon, user, "7", jobsock.Step{ID: step, Own: true}); lease.CodeOf(err) != lease.NoRoom || !strings.Contains(err.Error(), text) {
+			t.Errorf("step %s: %v", step, err)
+		}
+	}
+	begin("0", "0")
+	begin("1", "1,2")
+	begin("1", "1,2")
+	refused("2", "--gres=rgpu:200 of step 2: its job has 4 whole GPUs on this node, and other steps leave GPU 3 (step 0: GPU 0; step 1: GPU 1,2); start it with --gres=rgpu:100, or when another step has ended")
+	begin("3", "3")
+	refused("4", "other steps leave none (step 0: GPU 0; step 1: GPU 1,2; step 3: GPU 3); start it when another step has ended")
+	r.Slurm.Steps["7.6"] = slurm.Step{Gres: gres(400)}
+	begin("6", "-")
+	begin("5", "-")
+	r.here("0", false)
+	begin("3", "3")
+	begin("4", "0")
+	time.AfterFunc(50*time.Millisecond, func() { r.here("1", false) })
+	begin("2", "1,2")
 }

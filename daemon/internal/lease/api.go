@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"time"
 )
@@ -81,18 +80,6 @@ type SessionRequest struct {
 	Part *Part `json:"part,omitempty"`
 	// Step is the step of Slurm's that asks, as the kernel shows it. It is known on the host alone.
 	Step string `json:"-"`
-}
-
-// Part is what a step of a job may have of the job's lease of one GPU: all its sessions together. Its mem is a limit within the lease's, and
-// its percent are taken from those of the lease for as long as it has sessions.
-type Part struct {
-	Step    uint32 `json:"step"`    // Slurm's number of it
-	Percent uint32 `json:"percent"` // 0: nothing
-	Mem     uint64 `json:"mem"`     // bytes, whole granules
-}
-
-func (p Part) String() string {
-	return fmt.Sprintf("step %d: %d%%, %d MiB", p.Step, p.Percent, p.Mem>>20)
 }
 
 // Offer is the answer: where to connect, and the ticket for it.

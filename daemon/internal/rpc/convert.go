@@ -257,14 +257,14 @@ func toPart(p *lease.Part) *pb.Part {
 	if p == nil {
 		return nil
 	}
-	return &pb.Part{Step: p.Step, Percent: p.Percent, Mem: p.Mem}
+	return &pb.Part{Step: p.Step, Percent: p.Percent, Mem: p.Mem, Gpus: p.GPUs}
 }
 
 func fromPart(p *pb.Part) *lease.Part {
 	if p == nil {
 		return nil
 	}
-	return &lease.Part{Step: p.GetStep(), Percent: p.GetPercent(), Mem: p.GetMem()}
+	return &lease.Part{Step: p.GetStep(), Percent: p.GetPercent(), Mem: p.GetMem(), GPUs: p.GetGpus()}
 }
 
 func toLink(l lease.Link) *pb.Link {

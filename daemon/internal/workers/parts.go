@@ -11,6 +11,8 @@ package workers
 //	startTurns   makes the part a tenant, and takes its percent and its share of the lease's debt from the lease's
 //	forget       ends the part with its last session, and gives both back to the lease's
 //
+// A part that has whole GPUs of a lease is none of these: its sessions are as those without a part, and their records name it.
+//
 // The next daemon finds parts by the records of their sessions. A part whose last session ended while no daemon ran ends then.
 
 import (
@@ -50,7 +52,7 @@ func (p *Pool) partOf(a *leased, l *lease.Lease, r *lease.SessionRequest, overhe
 		l = &t.lease // it may have been changed since the caller read it
 	}
 	q := r.Part
-	if q == nil {
+	if q == nil || q.OnGPUs() {
 		if sum := a.inParts(); sum > 0 && wire.SessionComputes(r.Kind) && sum >= l.Grants[0].Percent {
 			return nil, lease.Errorf(lease.NoRoom, "all %d%% of lease %s are those of its job's steps with a --gres of their own: %s; start this program in one of them, or when one has ended",
 				l.Grants[0].Percent, l.ID, a.partsText())
@@ -213,7 +215,7 @@ func (p *Pool) shareParts(t *tenancy, gpu string, rest turns.Policy, of map[uint
 // adoptPart finds the part of a session that an earlier daemon started. mu need not be held yet.
 func (p *Pool) adoptPart(l *leased, s *session) {
 	q := s.Part
-	if q == nil {
+	if q == nil || q.OnGPUs() {
 		return
 	}
 	x := l.parts[q.Step]

@@ -206,7 +206,46 @@ func kill(t *testing.T, p *Pool, s lease.Session) {
 	waitFor(t, "the session is gone", func() bool { return p.gone(s) })
 }
 
-// A lease of several GPUs is not divided.
+// A session of a step that has whole GPUs is as one without a part, and says of which step it is, to the next daemon too.
+func TestPartOnGPUs(t *testing.T) {
+	dir := setup(t)
+	p := newPool(t, dir, nil)
+	p.OnEnd(func(lease.Session, string) {})
+	l := testLease("a", 0, 1)
+	if err := p.Share(l); err != nil {
+		t.Fatal(err)
+	}
+	_, w := pair(t)
+	r := request("a")
+	r.Part = &lease.Part{Step: 1, Percent: 100, GPUs: 2}
+	if _, err := p.Start(t.Context(), l, r, w, gpus(0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	one := func(p *Pool) {
+		t.Helper()
+		if live := p.Sessions(l.ID); len(live) != 1 || live[0].Part == nil || *live[0].Part != *r.Part || len(live[0].Use) != 2 || live[0].Use[1].Granted != l.Grants[1].Mem {
+			t.Errorf("%+v", live)
+		}
+		if n := p.members(l.ID); len(n) != 1 {
+			t.Errorf("tenants: %v", n)
+		}
+		if files, _ := filepath.Glob(filepath.Join(p.cfg.Dir, l.ID, partPrefix+"*")); len(files) != 0 {
+			t.Errorf("files of parts: %v", files)
+		}
+	}
+	one(p)
+	p.Close()
+	q := newPool(t, dir, nil)
+	q.OnEnd(func(lease.Session, string) {})
+	if err := q.Share(l); err != nil {
+		t.Fatal(err)
+	}
+	one(q)
+	kill(t, q, q.Sessions(l.ID)[0])
+}
+
+// A lease of several GPUs is not divided otherwise.
 func TestNoPartOfTwo(t *testing.T) {
 	p := newPool(t, setup(t), nil)
 	l := testLease("a", 0, 1)

@@ -110,20 +110,28 @@ func (h *Host) get(r lease.Request) (lease.Lease, error) {
 }
 
 // GivePart implements jobnode.Host; Parts has what steps have.
-func (h *Host) GivePart(key lease.Key, part lease.Part, here func(uint32) bool) error {
+func (h *Host) GivePart(key lease.Key, part lease.Part, here func(uint32) bool) (lease.Part, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	left := h.Has[key.Job].Grants[0].Percent
-	for _, p := range h.Parts {
-		if p.Step != part.Step && here(p.Step) {
+	l := h.Has[key.Job]
+	parts := slices.DeleteFunc(slices.Clone(h.Parts), func(p lease.Part) bool { return p.Step != part.Step && !here(p.Step) })
+	left := l.Grants[0].Percent
+	for _, p := range parts {
+		if p.Step != part.Step {
 			left -= p.Percent
 		}
 	}
-	if part.Percent > left {
-		return lease.Errorf(lease.NoRoom, "%d%% left", left)
+	switch {
+	case len(l.Grants) > 1 && part.Percent > 0:
+		var err error
+		if part, err = l.ChooseGPUs(part, parts); err != nil {
+			return part, err
+		}
+	case part.Percent > left:
+		return part, lease.Errorf(lease.NoRoom, "%d%% left", left)
 	}
 	h.Parts = append(slices.DeleteFunc(h.Parts, func(p lease.Part) bool { return p.Step == part.Step }), part)
-	return nil
+	return part, nil
 }
 
 // DropParts implements jobnode.Host.

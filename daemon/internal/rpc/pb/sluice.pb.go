@@ -1164,7 +1164,8 @@ type Part struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Step          uint32                 `protobuf:"varint,1,opt,name=step,proto3" json:"step,omitempty"`
 	Percent       uint32                 `protobuf:"varint,2,opt,name=percent,proto3" json:"percent,omitempty"`
-	Mem           uint64                 `protobuf:"varint,3,opt,name=mem,proto3" json:"mem,omitempty"` // bytes
+	Mem           uint64                 `protobuf:"varint,3,opt,name=mem,proto3" json:"mem,omitempty"`   // bytes
+	Gpus          uint32                 `protobuf:"varint,4,opt,name=gpus,proto3" json:"gpus,omitempty"` // a bit for each of the lease's GPUs that the step has whole
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1216,6 +1217,13 @@ func (x *Part) GetPercent() uint32 {
 func (x *Part) GetMem() uint64 {
 	if x != nil {
 		return x.Mem
+	}
+	return 0
+}
+
+func (x *Part) GetGpus() uint32 {
+	if x != nil {
+		return x.Gpus
 	}
 	return 0
 }
@@ -6217,11 +6225,12 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x06counts\x18\t \x01(\v2\x11.sluice.v1.CountsR\x06counts\x12#\n" +
 	"\x04link\x18\n" +
 	" \x01(\v2\x0f.sluice.v1.LinkR\x04link\x12#\n" +
-	"\x04part\x18\v \x01(\v2\x0f.sluice.v1.PartR\x04part\"F\n" +
+	"\x04part\x18\v \x01(\v2\x0f.sluice.v1.PartR\x04part\"Z\n" +
 	"\x04Part\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\rR\x04step\x12\x18\n" +
 	"\apercent\x18\x02 \x01(\rR\apercent\x12\x10\n" +
-	"\x03mem\x18\x03 \x01(\x04R\x03mem\"X\n" +
+	"\x03mem\x18\x03 \x01(\x04R\x03mem\x12\x12\n" +
+	"\x04gpus\x18\x04 \x01(\rR\x04gpus\"X\n" +
 	"\x04Link\x128\n" +
 	"\n" +
 	"round_trip\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\troundTrip\x12\x16\n" +
