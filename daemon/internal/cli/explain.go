@@ -39,12 +39,20 @@ see their own jobs.`,
 			if err != nil {
 				return err
 			}
+			whole := askParts(cmd.Context(), args[0], slurmHere())
 			es, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Event, error) { return d.Explain(ctx, job) })
 			if err != nil {
 				return err
 			}
+			ps := whole()
 			if len(es) == 0 {
+				if choice := ps.choice(); choice != "" {
+					return fmt.Errorf("this node's audit log and the owners know nothing of job %s that you may see; %s", args[0], choice)
+				}
 				return fmt.Errorf("this node's audit log and the owners know nothing about job %q that you may see; run this on the job's node or on Slurm's controller, and see sluice list for jobs with leases", args[0])
+			}
+			if part := ps.shown(); part != "" {
+				fmt.Fprintln(cmd.ErrOrStderr(), "sluice: "+part)
 			}
 			if asJSON {
 				return printJSON(cmd.OutOrStdout(), es)

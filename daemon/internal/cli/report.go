@@ -74,6 +74,7 @@ Slurm's operators, and --account for its coordinators; others see their own.`,
 			if err != nil {
 				return err
 			}
+			whole := askParts(cmd.Context(), args[0], slurmHere())
 			rs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]lease.Report, error) {
 				r, ok := d.(reporter)
 				if !ok {
@@ -84,8 +85,15 @@ Slurm's operators, and --account for its coordinators; others see their own.`,
 			if err != nil {
 				return err
 			}
+			ps := whole()
 			if len(rs) == 0 {
+				if choice := ps.choice(); choice != "" {
+					return fmt.Errorf("no report of job %s that you may see is known here; %s", args[0], choice)
+				}
 				return fmt.Errorf("no report of job %q that you may see is known here; run this on its node or on Slurm's controller, or for a job that ended long ago use sacct -j %s -o AdminComment%%200", args[0], plain(args[0]))
+			}
+			if part := ps.shown(); part != "" {
+				fmt.Fprintln(cmd.ErrOrStderr(), "sluice: "+part)
 			}
 			if past.asJSON {
 				return printJSON(cmd.OutOrStdout(), rs)
