@@ -161,9 +161,13 @@ func reportRow(r lease.Report, now time.Time) []string {
 		s := lease.SumShares(r.Shares)
 		held, waited, throttled = jobreport.Duration(s.Held), jobreport.Duration(s.Waited), s.Throttled
 	}
-	return []string{r.Key.Node, short(r.Lease), r.Owner, asked, join(r.Grants, fractionText), (&lease.Request{Policy: r.Policy, Lend: r.Lend}).PolicyName(), form.ShortBytes(peak),
-		jobreport.Duration(r.GPUTime), held, waited, jobreport.Duration(throttled), form.ShortCount(c.Calls), form.ShortCount(c.Waits),
-		form.ShortBytes(c.BytesIn), form.ShortBytes(c.BytesOut), strconv.FormatUint(r.Sessions, 10), elapsed(end.Sub(r.Made)), state}
+	use := []string{form.ShortBytes(peak), jobreport.Duration(r.GPUTime), held, waited, jobreport.Duration(throttled), form.ShortCount(c.Calls), form.ShortCount(c.Waits),
+		form.ShortBytes(c.BytesIn), form.ShortBytes(c.BytesOut), strconv.FormatUint(r.Sessions, 10)}
+	if r.Lost && r.Sessions == 0 { // not known
+		use = slices.Repeat([]string{"-"}, len(use))
+	}
+	row := []string{r.Key.Node, short(r.Lease), r.Owner, asked, join(r.Grants, fractionText), (&lease.Request{Policy: r.Policy, Lend: r.Lend}).PolicyName()}
+	return append(append(row, use...), elapsed(end.Sub(r.Made)), state)
 }
 
 // appendReport appends a job's report to its output if the job asks for it.

@@ -75,6 +75,13 @@ func TestReport(t *testing.T) {
 	if status != 0 || strings.Contains(out, "\x1b") || strings.Index(out, "ended: epilog") > strings.Index(out, "lives") {
 		t.Errorf("exit status %d:\n%s", status, out)
 	}
+	lost := run(3, 0, "the host was silent")
+	lost.Lost, lost.Sessions = true, 0
+	var text strings.Builder
+	if err := printReports(&text, []lease.Report{lost}, time.Now()); err != nil || !strings.Contains(strings.Join(strings.Fields(text.String()), " "), "50%:20G fixed - - - - - - - - - - 0:10:00 ended: the host was silent ") ||
+		!strings.Contains(text.String(), " lost 1\nverdict: what the job used is not known: counts were lost with the reboot of gpu01\n") || strings.Contains(text.String(), "unused") {
+		t.Errorf("%v:\n%s", err, &text)
+	}
 	var rs []lease.Report
 	if out, _ := call("--json", "4711"); json.Unmarshal([]byte(out), &rs) != nil || len(rs) != 2 || rs[0].GPUTime != 723*time.Second {
 		t.Errorf("--json: %s", out)
