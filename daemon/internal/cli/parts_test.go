@@ -76,7 +76,7 @@ func TestPartShown(t *testing.T) {
 	d.mu.Lock()
 	d.events = []rpc.Event{{Time: time.Unix(1.8e9, 0), Event: "grant", Key: lease.Key{Job: "4711", Node: "n1"}}}
 	d.mu.Unlock()
-	rpc.ServeJobs(d.server, &reportDaemon{list: []lease.Report{{Key: lease.Key{Job: "4711", Node: "n1"}, Owner: "gpu01", Made: time.Unix(1.8e9, 0)}}})
+	reports := startReportDaemon(t, lease.Report{Key: lease.Key{Job: "4711", Node: "n1"}, Owner: "gpu01", Made: time.Unix(1.8e9, 0)})
 	sacct := t.TempDir()
 	const script = "#!/bin/sh\ncase \"$*\" in *--jobs=4711\\ *) printf '4712|4711_1\\n4711|4711_2\\n';; *--jobs=9\\ *) printf '9|9+0\\n10|9+1\\n';; *) echo no >&2; exit 1;; esac\n"
 	if err := os.WriteFile(filepath.Join(sacct, "sacct"), []byte(script), 0o755); err != nil {
@@ -102,7 +102,11 @@ func TestPartShown(t *testing.T) {
 		{sacct, "report 8_1", 1, "", "sluice: job 8_1: its own job id is not to be had from Slurm here: "},
 	} {
 		words := strings.Fields(c.args)
-		cmd := sluice(append(words, "--socket", d.socket)...)
+		socket := d.socket
+		if words[0] == "report" {
+			socket = reports
+		}
+		cmd := sluice(append(words, "--socket", socket)...)
 		cmd.Env = append(asSluice(), "PATH="+c.path)
 		var stdout, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -37,21 +37,26 @@ those of its earlier runs if it was requeued. The line that begins with sluice: 
 run, and says how many were before it. After the end a verdict says whether less would have done.
 Slurm keeps the first of the two: sacct -j JOB -o AdminComment%200
 
-JOB is a job as squeue names it, 4711, 4711_3 or 4711+1, or the run-... of sluice run. A node knows the leases of its own jobs, Slurm's controller those of all. Users
+JOB is a job as squeue names it, 4711, 4711_3 or 4711+1, or the run-... of sluice run. The
+number of an array or of a heterogeneous job is also that of one of its parts: standard error
+says which part is shown, if sacct knows it. A node knows the leases of its own jobs, Slurm's controller those of all. Users
 see their own jobs.
 
 GPU TIME comes from events on the GPU and NVML's samples, to about a second. HELD is the time
 for which the lease had the GPU for itself. WAITED is the time for which its sessions wanted
 the GPU and did not have it, added up over sessions, and THROTTLED the part of that caused by
 the lease's own share. WAITS counts the calls that waited for an answer. Where connections of
-its programs were lost, the line has cuts, how often, and cut-time, for how long.
+its programs were lost, the line has cuts, how often, and cut-time, for how long. An owner
+whose machine was started again has lost what it had counted: the line then has lost, with
+the number of such leases.
 
 Without JOB: your jobs that ended in the last seven days, or in the time that --since and --until
 give, one a line, from Slurm's accounting (sacct). It works on every login node. GRANTED and MEMORY
 are of all the job's nodes together. USED is the time in which GPUs computed, as a part of what the
 granted percent of them could in the job's time; it is more than 100 where the share of others was lent. VERDICT
 says what to ask for the next time, for jobs that completed or reached their time limit. The sums are
-hours of whole GPUs, and UNUSED the jobs of which no program used the GPU.
+hours of whole GPUs, and UNUSED the jobs of which no program used the GPU. Where an owner has lost
+what it had counted, USED and PEAK are -, and the sums have what is known.
 Of a job with several runs it is the last. --user, --account and --all are for root, SlurmUser and
 Slurm's operators, and --account for its coordinators; others see their own.`,
 		Example: "  sluice report 4711\n  sluice report 4711 --json | jq '.[].use[].peak'\n  sluice report\n  sluice report --since 30d --until 7d\n  sluice report --account physics --since 2026-11-01 --json | jq .total",

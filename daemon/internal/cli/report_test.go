@@ -31,6 +31,28 @@ func (d *reportDaemon) Report(_ context.Context, _ rpc.Peer, job string) ([]leas
 	return nil, nil
 }
 
+// startReportDaemon returns the socket of a reportDaemon.
+func startReportDaemon(t *testing.T, list ...lease.Report) (socket string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "slu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket = filepath.Join(dir, "s")
+	l, err := rpc.ListenLocal(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &reportDaemon{list: list}
+	s := rpc.NewServer(rpc.LocalCreds(), "test")
+	rpc.ServeLocal(s, d)
+	rpc.ServeJobs(s, d)
+	go func(l net.Listener) { _ = s.Serve(l) }(l)
+	t.Cleanup(s.Stop)
+	return socket
+}
+
 func TestReport(t *testing.T) {
 	made := time.Now().Add(-time.Hour)
 	run := func(n uint64, at time.Duration, reason string) lease.Report {
@@ -45,22 +67,7 @@ func TestReport(t *testing.T) {
 	}
 	live := run(2, 30*time.Minute, "")
 	live.Ended = time.Time{}
-	dir, err := os.MkdirTemp("", "slu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "s")
-	l, err := rpc.ListenLocal(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &reportDaemon{list: []lease.Report{live, run(1, 0, "epilog")}}
-	s := rpc.NewServer(rpc.LocalCreds(), "test")
-	rpc.ServeLocal(s, d)
-	rpc.ServeJobs(s, d)
-	go func(l net.Listener) { _ = s.Serve(l) }(l)
-	t.Cleanup(s.Stop)
+	socket := startReportDaemon(t, live, run(1, 0, "epilog"))
 	call := func(args ...string) (string, int) {
 		b, err := sluice(append([]string{"report", "--socket", socket}, args...)...).CombinedOutput()
 		return string(b), exitStatus(t, err)
