@@ -47,10 +47,7 @@ says which part is shown, if sacct knows it. Users see their own jobs.`,
 			}
 			ps := whole()
 			if len(es) == 0 {
-				if choice := ps.choice(); choice != "" {
-					return fmt.Errorf("this node's audit log and the owners know nothing of job %s that you may see; %s", args[0], choice)
-				}
-				return fmt.Errorf("this node's audit log and the owners know nothing about job %q that you may see; run this on the job's node or on Slurm's controller, and see sluice list for jobs with leases", args[0])
+				return fmt.Errorf("this node's audit log and the owners know nothing about job %q that you may see; run this on the job's node or on Slurm's controller, and see sluice list for jobs with leases%s", args[0], ps.choice())
 			}
 			if part := ps.shown(); part != "" {
 				fmt.Fprintln(cmd.ErrOrStderr(), "sluice: "+part)

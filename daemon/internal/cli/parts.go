@@ -61,13 +61,13 @@ func (p parts) shown() string {
 	return text
 }
 
-// choice says which parts there are to ask for; "" for a job without parts.
+// choice ends an error about a job of which nothing is known: it says which parts there are to ask for. It is "" for a job without parts.
 func (p parts) choice() string {
 	if len(p.list) == 0 {
 		return ""
 	}
 	whole, part := p.words()
-	return fmt.Sprintf("job %s is %s, and each %s has a record of its own: %s", p.job, whole, part, names(p.list))
+	return fmt.Sprintf("; job %s is %s, and each %s has a record of its own: %s", p.job, whole, part, names(p.list))
 }
 
 // words are what the job is, and what each of its parts is.

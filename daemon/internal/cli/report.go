@@ -75,41 +75,43 @@ Slurm's operators, and --account for its coordinators; others see their own.`,
 			if len(args) == 0 {
 				return past.run(cmd)
 			}
-			job, err := jobNumber(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			whole := askParts(cmd.Context(), args[0], slurmHere())
-			rs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]lease.Report, error) {
-				r, ok := d.(reporter)
-				if !ok {
-					return nil, lease.Errorf(lease.WrongPeer, "this sluiced knows no reports")
-				}
-				return r.Report(ctx, rpc.Peer{}, job)
-			})
-			if err != nil {
-				return err
-			}
-			ps := whole()
-			if len(rs) == 0 {
-				if choice := ps.choice(); choice != "" {
-					return fmt.Errorf("no report of job %s that you may see is known here; %s", args[0], choice)
-				}
-				return fmt.Errorf("no report of job %q that you may see is known here; run this on its node or on Slurm's controller, or for a job that ended long ago use sacct -j %s -o AdminComment%%200", args[0], plain(args[0]))
-			}
-			if part := ps.shown(); part != "" {
-				fmt.Fprintln(cmd.ErrOrStderr(), "sluice: "+part)
-			}
-			if past.asJSON {
-				return printJSON(cmd.OutOrStdout(), rs)
-			}
-			return printReports(cmd.OutOrStdout(), rs, time.Now())
+			return reportOf(cmd, socket, args[0], past.asJSON)
 		},
 	}
 	past.flags(cmd)
 	cmd.Flags().BoolVar(&past.asJSON, "json", false, "print all fields as JSON; sizes in bytes, times in RFC 3339, durations in nanoseconds")
 	socketFlag(cmd, &socket)
 	return cmd
+}
+
+// reportOf prints the reports of one job.
+func reportOf(cmd *cobra.Command, socket, name string, asJSON bool) error {
+	job, err := jobNumber(cmd.Context(), name)
+	if err != nil {
+		return err
+	}
+	whole := askParts(cmd.Context(), name, slurmHere())
+	rs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]lease.Report, error) {
+		r, ok := d.(reporter)
+		if !ok {
+			return nil, lease.Errorf(lease.WrongPeer, "this sluiced knows no reports")
+		}
+		return r.Report(ctx, rpc.Peer{}, job)
+	})
+	if err != nil {
+		return err
+	}
+	ps := whole()
+	if len(rs) == 0 {
+		return fmt.Errorf("no report of job %q that you may see is known here; run this on its node or on Slurm's controller, or for a job that ended long ago use sacct -j %s -o AdminComment%%200%s", name, plain(name), ps.choice())
+	}
+	if part := ps.shown(); part != "" {
+		fmt.Fprintln(cmd.ErrOrStderr(), "sluice: "+part)
+	}
+	if asJSON {
+		return printJSON(cmd.OutOrStdout(), rs)
+	}
+	return printReports(cmd.OutOrStdout(), rs, time.Now())
 }
 
 func printReports(w io.Writer, rs []lease.Report, now time.Time) error {
