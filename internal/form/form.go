@@ -98,5 +98,24 @@ func Line(s string, n int) string {
 	return s + dots[:min(n, len(dots))]
 }
 
+// OfJob returns err with the job's name before its text, and nowhere else in it as the name that an error begins with: an error may
+// come from code that named the job, too, and that may be in another process.
+func OfJob(job string, err error) error { return &ofJob{job, err} }
+
+type ofJob struct {
+	job string
+	err error
+}
+
+func (e *ofJob) Error() string { return "job " + e.job + ": " + WithoutJob(e.job, e.err.Error()) }
+func (e *ofJob) Unwrap() error { return e.err }
+
+// WithoutJob returns the text of an error without the job's name, for a caller that says the name itself. Daemons
+// name a job CLUSTER/JOB@NODE as well.
+func WithoutJob(job, text string) string {
+	name := regexp.MustCompile(`(^|[:;] )(?:job (?:[^\s/]*/)?` + regexp.QuoteMeta(job) + `(?:@[^\s:]*)?: )+`)
+	return name.ReplaceAllString(text, "$1")
+}
+
 // Name is Line with as many bytes as a name may have in a request.
 func Name(s string) string { return Line(s, MaxName) }

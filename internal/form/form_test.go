@@ -1,6 +1,7 @@
 package form
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -168,5 +169,33 @@ func TestMiB(t *testing.T) {
 		if got := MiB(n); got != want {
 			t.Errorf("%d bytes are %d MiB, want %d", n, got, want)
 		}
+	}
+}
+
+// A job is named once, whoever has named it before.
+func TestOfJob(t *testing.T) {
+	inner := errors.New("no such job")
+	for in, want := range map[string]string{
+		"it has ended":                  "job 7: it has ended",
+		"job 7: it has ended":           "job 7: it has ended",
+		"job 7: job 7: it has ended":    "job 7: it has ended",
+		"refused: job 7: it has ended":  "job 7: refused: it has ended",
+		"job c/7@n1: it has ended":      "job 7: it has ended",
+		"x; job 7: and: job c/7@: y":    "job 7: x; and: y",
+		"job 17: it has ended":          "job 7: job 17: it has ended",
+		"job c/17@n1: x":                "job 7: job c/17@n1: x",
+		"note of job 7: no room":        "job 7: note of job 7: no room",
+		"what job 7 asks for":           "job 7: what job 7 asks for",
+		"job 7_1: its step: job 7.1: x": "job 7: job 7_1: its step: job 7.1: x",
+	} {
+		if got := OfJob("7", errors.New(in)).Error(); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+	if err := OfJob("61+1", fmt.Errorf("job 61+1: %w", inner)); !errors.Is(err, inner) || err.Error() != "job 61+1: no such job" {
+		t.Error(err)
+	}
+	if got := WithoutJob("7", "job 7: it has ended; see sluice explain 7"); got != "it has ended; see sluice explain 7" {
+		t.Error(got)
 	}
 }

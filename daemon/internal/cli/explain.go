@@ -25,8 +25,9 @@ node's audit log has, and what the owners of the GPUs tell (until lease.tombston
 end, an hour by default). Refusals are known where they were made: on Slurm's controller for
 jobs, on this node for sluice run. One line tells of all that a job asked for in vain in a row.
 
-JOB is a job as squeue names it, 4711, 4711_3 or 4711+1, or the run-... of sluice run. Users
-see their own jobs.`,
+JOB is a job as squeue names it, 4711, 4711_3 or 4711+1, or the run-... of sluice run. The
+number of an array or of a heterogeneous job is also that of one of its parts: standard error
+says which part is shown, if sacct knows it. Users see their own jobs.`,
 		Example: "  sluice explain 4711",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -39,12 +40,17 @@ see their own jobs.`,
 			if err != nil {
 				return err
 			}
+			whole := askParts(cmd.Context(), args[0], slurmHere())
 			es, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Event, error) { return d.Explain(ctx, job) })
 			if err != nil {
 				return err
 			}
+			ps := whole()
 			if len(es) == 0 {
-				return fmt.Errorf("this node's audit log and the owners know nothing about job %q that you may see; run this on the job's node or on Slurm's controller, and see sluice list for jobs with leases", args[0])
+				return fmt.Errorf("this node's audit log and the owners know nothing about job %q that you may see; run this on the job's node or on Slurm's controller, and see sluice list for jobs with leases%s", args[0], ps.choice())
+			}
+			if part := ps.shown(); part != "" {
+				fmt.Fprintln(cmd.ErrOrStderr(), "sluice: "+part)
 			}
 			if asJSON {
 				return printJSON(cmd.OutOrStdout(), es)

@@ -158,6 +158,7 @@ type pastJob struct {
 	Waits       uint64        `json:"waits"`
 	Cuts        uint64        `json:"cuts"`
 	CutTime     time.Duration `json:"cut_time"`
+	Lost        bool          `json:"lost"` // an owner does not know all that was used: Peak and such may be too small
 	EarlierRuns int           `json:"earlier_runs"`
 	EarlierGPU  time.Duration `json:"earlier_gpu"`
 	Advice      string        `json:"advice"`
@@ -192,7 +193,7 @@ func pastOf(p slurm.Past, r jobreport.Past) pastJob {
 		Job: p.Name, ID: p.ID, User: p.User, Account: p.Account, State: string(p.State), Start: p.Start, End: p.End, Elapsed: p.Elapsed,
 		Nodes: r.Nodes, Asked: r.Asked, AskedMem: r.AskedMem, Granted: r.Granted, Mem: r.Mem, Peak: r.Peak, GPUTime: r.GPUTime,
 		Waited: r.Share.Waited, Throttled: r.Share.Throttled, Calls: r.Counts.Calls, Waits: r.Counts.Waits, Cuts: r.Counts.Cuts, CutTime: r.Counts.CutTime,
-		EarlierRuns: r.EarlierRuns, EarlierGPU: r.EarlierGPU,
+		Lost: r.Lost > 0, EarlierRuns: r.EarlierRuns, EarlierGPU: r.EarlierGPU,
 	}
 	if had := j.hours(); had > 0 {
 		j.Used = uint64(r.GPUTime.Hours()/had*100 + 0.5)
@@ -339,12 +340,15 @@ func (o *pastJobs) print(w io.Writer, who string) error {
 		if j.Nodes > 1 {
 			granted += fmt.Sprintf("/%d nodes", j.Nodes)
 		}
-		used := "-" // a job without time
-		if j.hours() > 0 {
+		used, peak := "-", "-" // a job without time, or one of which it is not known
+		if j.hours() > 0 && !j.Lost {
 			used = strconv.FormatUint(j.Used, 10) + "%"
 		}
+		if !j.Lost {
+			peak = form.ShortBytes(j.Peak)
+		}
 		rows = append(rows, []string{j.Job, j.User, j.State, j.End.Local().Format("2006-01-02T15:04"), elapsed(j.Elapsed), granted, form.ShortBytes(j.Mem),
-			used, form.ShortBytes(j.Peak), jobreport.Duration(j.Waited), strconv.FormatUint(j.Cuts, 10), j.Advice})
+			used, peak, jobreport.Duration(j.Waited), strconv.FormatUint(j.Cuts, 10), j.Advice})
 	}
 	if err := table(w, "JOB USER STATE END TIME GRANTED MEMORY USED PEAK WAITED CUTS VERDICT", rows); err != nil {
 		return err

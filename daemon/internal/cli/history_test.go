@@ -64,6 +64,22 @@ func past(t *testing.T, b *books, me uint32, h history) (stdout, stderr string, 
 	return out.String(), bad.String(), err
 }
 
+// Of a job whose owner lost its counts it is not known what it used: it is not among those that used nothing.
+func TestHistoryLost(t *testing.T) {
+	b := pastBooks()
+	b.jobs = b.jobs[:1]
+	b.jobs[0].Comment = "sluice: asked 50% granted 50% 71680MiB peak 0MiB gpu 0s calls 0 lost 1"
+	out, _, err := past(t, b, 0, history{all: true})
+	if got := strings.Join(strings.Fields(out), " "); err != nil || !strings.Contains(got, " 50% 70G - - 0s 0 use not known ") || !strings.HasSuffix(got, " alice 1 0 0.50 0.00 0%") {
+		t.Errorf("%v: %s", err, out)
+	}
+	out, _, err = past(t, b, 0, history{all: true, asJSON: true})
+	var x pastJobs
+	if e := json.Unmarshal([]byte(out), &x); err != nil || e != nil || len(x.Jobs) != 1 || !x.Jobs[0].Lost || x.Total.Unused != 0 {
+		t.Errorf("%v, %v: %s", err, e, out)
+	}
+}
+
 func pastBooks() *books {
 	at := time.Now().Add(-time.Hour)
 	job := func(id, user, state, comment string) slurm.Past {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // jobNumber returns the job id of what a user names as squeue does: leases have the id, and a task of an
@@ -14,13 +15,18 @@ func jobNumber(ctx context.Context, name string) (string, error) {
 	if !slurm.IsTask(name) {
 		return name, nil
 	}
+	id, err := slurmHere().Number(ctx, name)
+	if err != nil {
+		return "", form.OfJob(name, fmt.Errorf("its own job id is not to be had from Slurm here: %w; sacct -j %s -X -n -o JobIDRaw prints it", err, name))
+	}
+	return id, nil
+}
+
+// slurmHere returns Slurm's commands as the configuration of this node has them, or at their usual places.
+func slurmHere() *slurm.Commands {
 	at := config.Default().Slurm
 	if c, err := config.Load(config.DefaultPath); err == nil {
 		at = c.Slurm
 	}
-	id, err := slurm.New(at.Bin, at.Conf).Number(ctx, name)
-	if err != nil {
-		return "", fmt.Errorf("job %s: its own job id is not to be had from Slurm here: %w; sacct -j %s -X -n -o JobIDRaw prints it", name, err, name)
-	}
-	return id, nil
+	return slurm.New(at.Bin, at.Conf)
 }

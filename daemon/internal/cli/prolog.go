@@ -7,6 +7,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -149,28 +150,29 @@ func (s *script) run(ctx context.Context, socket string, say func(string, ...any
 	if s.controller && !form.HasLicence(*run.Licences) {
 		return nil // most jobs: no call is needed
 	}
+	tell := func(text string) { say("%v", form.OfJob(run.Job, errors.New(plain(text)))) }
 	d, socket, err := dial(socket)
 	if err != nil {
-		say("job %s: %v", run.Job, err)
+		tell(err.Error())
 		return nil
 	}
 	defer d.Close()
 	js, ok := d.(rpc.JobService)
 	if !ok {
-		say("job %s: this client of sluiced has no calls for jobs", run.Job)
+		tell("this client of sluiced has no calls for jobs")
 		return nil
 	}
 	text, requeue, err := s.call(ctx, js, run)
 	switch {
 	case err != nil:
-		say("job %s: %v", run.Job, plain(daemonError(socket, err).Error()))
+		tell(daemonError(socket, err).Error())
 		if s.use == "prolog" {
 			if err := noteAlone(ctx, s.slurm, socket, run); err != nil {
-				say("job %s: %v", run.Job, plain(err.Error()))
+				tell(err.Error())
 			}
 		}
 	case text != "":
-		say("job %s: %s", run.Job, plain(text))
+		tell(text)
 	}
 	if requeue {
 		return &exitError{status: exitFailure}

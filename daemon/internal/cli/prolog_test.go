@@ -132,6 +132,7 @@ func TestScripts(t *testing.T) {
 		{"prolog-ctld", rpc.JobAnswer{Outcome: rpc.JobNone}, "", 0},
 		{"prolog", rpc.JobAnswer{Outcome: rpc.JobRequeue, Reason: "no room"}, "requeue: no room", 0},
 		{"prolog", rpc.JobAnswer{Outcome: rpc.JobRefused, Reason: "two pools"}, "refused: two pools", 0},
+		{"prolog", rpc.JobAnswer{Outcome: rpc.JobRefused, Reason: "job 7: this run of it has ended"}, "sluice: prolog: job 7: refused: this run of it has ended\n", 0},
 		{"epilog", rpc.JobAnswer{}, "ended, " + idA + " " + idB, 0},
 		{"epilog-ctld", rpc.JobAnswer{}, "ended, " + idA + " " + idB, 0},
 	} {

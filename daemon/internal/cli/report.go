@@ -37,21 +37,26 @@ those of its earlier runs if it was requeued. The line that begins with sluice: 
 run, and says how many were before it. After the end a verdict says whether less would have done.
 Slurm keeps the first of the two: sacct -j JOB -o AdminComment%200
 
-JOB is a job as squeue names it, 4711, 4711_3 or 4711+1, or the run-... of sluice run. A node knows the leases of its own jobs, Slurm's controller those of all. Users
+JOB is a job as squeue names it, 4711, 4711_3 or 4711+1, or the run-... of sluice run. The
+number of an array or of a heterogeneous job is also that of one of its parts: standard error
+says which part is shown, if sacct knows it. A node knows the leases of its own jobs, Slurm's controller those of all. Users
 see their own jobs.
 
 GPU TIME comes from events on the GPU and NVML's samples, to about a second. HELD is the time
 for which the lease had the GPU for itself. WAITED is the time for which its sessions wanted
 the GPU and did not have it, added up over sessions, and THROTTLED the part of that caused by
 the lease's own share. WAITS counts the calls that waited for an answer. Where connections of
-its programs were lost, the line has cuts, how often, and cut-time, for how long.
+its programs were lost, the line has cuts, how often, and cut-time, for how long. An owner
+whose machine was started again has lost what it had counted: the line then has lost, with
+the number of such leases.
 
 Without JOB: your jobs that ended in the last seven days, or in the time that --since and --until
 give, one a line, from Slurm's accounting (sacct). It works on every login node. GRANTED and MEMORY
 are of all the job's nodes together. USED is the time in which GPUs computed, as a part of what the
 granted percent of them could in the job's time; it is more than 100 where the share of others was lent. VERDICT
 says what to ask for the next time, for jobs that completed or reached their time limit. The sums are
-hours of whole GPUs, and UNUSED the jobs of which no program used the GPU.
+hours of whole GPUs, and UNUSED the jobs of which no program used the GPU. Where an owner has lost
+what it had counted, USED and PEAK are -, and the sums have what is known.
 Of a job with several runs it is the last. --user, --account and --all are for root, SlurmUser and
 Slurm's operators, and --account for its coordinators; others see their own.`,
 		Example: "  sluice report 4711\n  sluice report 4711 --json | jq '.[].use[].peak'\n  sluice report\n  sluice report --since 30d --until 7d\n  sluice report --account physics --since 2026-11-01 --json | jq .total",
@@ -70,33 +75,43 @@ Slurm's operators, and --account for its coordinators; others see their own.`,
 			if len(args) == 0 {
 				return past.run(cmd)
 			}
-			job, err := jobNumber(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			rs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]lease.Report, error) {
-				r, ok := d.(reporter)
-				if !ok {
-					return nil, lease.Errorf(lease.WrongPeer, "this sluiced knows no reports")
-				}
-				return r.Report(ctx, rpc.Peer{}, job)
-			})
-			if err != nil {
-				return err
-			}
-			if len(rs) == 0 {
-				return fmt.Errorf("no report of job %q that you may see is known here; run this on its node or on Slurm's controller, or for a job that ended long ago use sacct -j %s -o AdminComment%%200", args[0], plain(args[0]))
-			}
-			if past.asJSON {
-				return printJSON(cmd.OutOrStdout(), rs)
-			}
-			return printReports(cmd.OutOrStdout(), rs, time.Now())
+			return reportOf(cmd, socket, args[0], past.asJSON)
 		},
 	}
 	past.flags(cmd)
 	cmd.Flags().BoolVar(&past.asJSON, "json", false, "print all fields as JSON; sizes in bytes, times in RFC 3339, durations in nanoseconds")
 	socketFlag(cmd, &socket)
 	return cmd
+}
+
+// reportOf prints the reports of one job.
+func reportOf(cmd *cobra.Command, socket, name string, asJSON bool) error {
+	job, err := jobNumber(cmd.Context(), name)
+	if err != nil {
+		return err
+	}
+	whole := askParts(cmd.Context(), name, slurmHere())
+	rs, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]lease.Report, error) {
+		r, ok := d.(reporter)
+		if !ok {
+			return nil, lease.Errorf(lease.WrongPeer, "this sluiced knows no reports")
+		}
+		return r.Report(ctx, rpc.Peer{}, job)
+	})
+	if err != nil {
+		return err
+	}
+	ps := whole()
+	if len(rs) == 0 {
+		return fmt.Errorf("no report of job %q that you may see is known here; run this on its node or on Slurm's controller, or for a job that ended long ago use sacct -j %s -o AdminComment%%200%s", name, plain(name), ps.choice())
+	}
+	if part := ps.shown(); part != "" {
+		fmt.Fprintln(cmd.ErrOrStderr(), "sluice: "+part)
+	}
+	if asJSON {
+		return printJSON(cmd.OutOrStdout(), rs)
+	}
+	return printReports(cmd.OutOrStdout(), rs, time.Now())
 }
 
 func printReports(w io.Writer, rs []lease.Report, now time.Time) error {
@@ -153,9 +168,13 @@ func reportRow(r lease.Report, now time.Time) []string {
 		s := lease.SumShares(r.Shares)
 		held, waited, throttled = jobreport.Duration(s.Held), jobreport.Duration(s.Waited), s.Throttled
 	}
-	return []string{r.Key.Node, short(r.Lease), r.Owner, asked, join(r.Grants, fractionText), (&lease.Request{Policy: r.Policy, Lend: r.Lend}).PolicyName(), form.ShortBytes(peak),
-		jobreport.Duration(r.GPUTime), held, waited, jobreport.Duration(throttled), form.ShortCount(c.Calls), form.ShortCount(c.Waits),
-		form.ShortBytes(c.BytesIn), form.ShortBytes(c.BytesOut), strconv.FormatUint(r.Sessions, 10), elapsed(end.Sub(r.Made)), state}
+	use := []string{form.ShortBytes(peak), jobreport.Duration(r.GPUTime), held, waited, jobreport.Duration(throttled), form.ShortCount(c.Calls), form.ShortCount(c.Waits),
+		form.ShortBytes(c.BytesIn), form.ShortBytes(c.BytesOut), strconv.FormatUint(r.Sessions, 10)}
+	if r.Lost && r.Sessions == 0 { // not known
+		use = slices.Repeat([]string{"-"}, len(use))
+	}
+	row := []string{r.Key.Node, short(r.Lease), r.Owner, asked, join(r.Grants, fractionText), (&lease.Request{Policy: r.Policy, Lend: r.Lend}).PolicyName()}
+	return append(append(row, use...), elapsed(end.Sub(r.Made)), state)
 }
 
 // appendReport appends a job's report to its output if the job asks for it.

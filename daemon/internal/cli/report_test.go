@@ -32,6 +32,28 @@ func (d *reportDaemon) Report(_ context.Context, _ rpc.Peer, job string) ([]leas
 	return nil, nil
 }
 
+// startReportDaemon returns the socket of a reportDaemon.
+func startReportDaemon(t *testing.T, list ...lease.Report) (socket string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "slu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket = filepath.Join(dir, "s")
+	l, err := rpc.ListenLocal(socket, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &reportDaemon{list: list}
+	s := rpc.NewServer(rpc.LocalCreds(), "test")
+	rpc.ServeLocal(s, d)
+	rpc.ServeJobs(s, d)
+	go func(l net.Listener) { _ = s.Serve(l) }(l)
+	t.Cleanup(s.Stop)
+	return socket
+}
+
 func TestReport(t *testing.T) {
 	made := time.Now().Add(-time.Hour)
 	run := func(n uint64, at time.Duration, reason string) lease.Report {
@@ -46,22 +68,7 @@ func TestReport(t *testing.T) {
 	}
 	live := run(2, 30*time.Minute, "")
 	live.Ended = time.Time{}
-	dir, err := os.MkdirTemp("", "slu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "s")
-	l, err := rpc.ListenLocal(socket, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &reportDaemon{list: []lease.Report{live, run(1, 0, "epilog")}}
-	s := rpc.NewServer(rpc.LocalCreds(), "test")
-	rpc.ServeLocal(s, d)
-	rpc.ServeJobs(s, d)
-	go func(l net.Listener) { _ = s.Serve(l) }(l)
-	t.Cleanup(s.Stop)
+	socket := startReportDaemon(t, live, run(1, 0, "epilog"))
 	call := func(args ...string) (string, int) {
 		b, err := sluice(append([]string{"report", "--socket", socket}, args...)...).CombinedOutput()
 		return string(b), exitStatus(t, err)
@@ -75,6 +82,13 @@ func TestReport(t *testing.T) {
 	}
 	if status != 0 || strings.Contains(out, "\x1b") || strings.Index(out, "ended: epilog") > strings.Index(out, "lives") {
 		t.Errorf("exit status %d:\n%s", status, out)
+	}
+	lost := run(3, 0, "the host was silent")
+	lost.Lost, lost.Sessions = true, 0
+	var text strings.Builder
+	if err := printReports(&text, []lease.Report{lost}, time.Now()); err != nil || !strings.Contains(strings.Join(strings.Fields(text.String()), " "), "50%:20G fixed - - - - - - - - - - 0:10:00 ended: the host was silent ") ||
+		!strings.Contains(text.String(), " lost 1\nverdict: what the job used is not known: counts were lost with the reboot of gpu01\n") || strings.Contains(text.String(), "unused") {
+		t.Errorf("%v:\n%s", err, &text)
 	}
 	var rs []lease.Report
 	if out, _ := call("--json", "4711"); json.Unmarshal([]byte(out), &rs) != nil || len(rs) != 2 || rs[0].GPUTime != 723*time.Second {

@@ -148,7 +148,13 @@ func (h *Host) withReports(ctx context.Context, p rpc.Peer, job string, events [
 
 // used says what a lease has used of what it has.
 func used(r *lease.Report) string {
-	if r.Sessions == 0 {
+	since := ""
+	switch {
+	case r.Lost && r.Sessions == 0:
+		return "not known: counts were lost with the reboot of " + r.Owner
+	case r.Lost:
+		since = "counts were lost with the reboot of " + r.Owner + "; since then "
+	case r.Sessions == 0:
 		return "nothing: no program of the job used the GPU"
 	}
 	var peak, mem uint64
@@ -158,5 +164,5 @@ func used(r *lease.Report) string {
 	for _, g := range r.Grants {
 		mem += g.Mem
 	}
-	return fmt.Sprintf("at most %d MiB of %d MiB, %v of GPU time, %d sessions, %d calls", form.MiB(peak), mem>>20, r.GPUTime.Round(100*time.Millisecond), r.Sessions, r.Counts.Calls)
+	return since + fmt.Sprintf("at most %d MiB of %d MiB, %v of GPU time, %d sessions, %d calls", form.MiB(peak), mem>>20, r.GPUTime.Round(100*time.Millisecond), r.Sessions, r.Counts.Calls)
 }

@@ -154,6 +154,22 @@ func TestExplainWithOwners(t *testing.T) {
 	}
 }
 
+func TestUsed(t *testing.T) {
+	for _, c := range []struct {
+		in   lease.Report
+		want string
+	}{
+		{lease.Report{Owner: "a"}, "nothing: no program of the job used the GPU"},
+		{lease.Report{Owner: "a", Lost: true}, "not known: counts were lost with the reboot of a"},
+		{lease.Report{Owner: "a", Sessions: 1, GPUTime: time.Second, Counts: lease.Counts{Calls: 9}}, "at most 0 MiB of 0 MiB, 1s of GPU time, 1 sessions, 9 calls"},
+		{lease.Report{Owner: "a", Sessions: 1, Lost: true}, "counts were lost with the reboot of a; since then at most 0 MiB of 0 MiB, 0s of GPU time, 1 sessions, 0 calls"},
+	} {
+		if got := used(&c.in); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.in, got, c.want)
+		}
+	}
+}
+
 // A caller that retries by itself writes one line, when it gives up.
 func TestRefusedOnce(t *testing.T) {
 	s := newSite(t, newFake("a", 1))

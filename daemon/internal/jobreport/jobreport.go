@@ -58,6 +58,7 @@ type Sum struct {
 	Share    lease.Share // of all fractions; Due means nothing
 	Turns    bool        // the time of one was shared
 	Live     bool        // one has not ended
+	Lost     int         // reports that do not have all that was used
 }
 
 // Add sums up reports.
@@ -101,6 +102,9 @@ func Add(reports []lease.Report) Sum {
 		s.GPUTime += r.GPUTime
 		s.Sessions += r.Sessions
 		s.Live = s.Live || r.Ended.IsZero()
+		if r.Lost {
+			s.Lost++
+		}
 	}
 	s.Nodes = len(nodes)
 	return s
@@ -142,7 +146,10 @@ func Line(all []lease.Report) string {
 	if s.Counts.Cuts > 0 {
 		fmt.Fprintf(&b, " cuts %d cut-time %s", s.Counts.Cuts, Duration(s.Counts.CutTime))
 	}
-	if s.Sessions == 0 {
+	switch {
+	case s.Lost > 0:
+		fmt.Fprintf(&b, " lost %d", s.Lost)
+	case s.Sessions == 0:
 		b.WriteString(" unused")
 	}
 	if runs, gpu := earlier(all, reports); runs > 0 {
@@ -179,6 +186,9 @@ func Verdict(reports []lease.Report) string {
 	if len(last) == 0 || s.Live || s.Granted == 0 || s.Mem == 0 {
 		return ""
 	}
+	if s.Lost > 0 {
+		return "what the job used is not known: counts were lost with the reboot of " + strings.Join(rebooted(last), ", ")
+	}
 	if s.Sessions == 0 {
 		return "no program of the job used its fraction: leave --gres=rgpu out, or see that the program finds a GPU"
 	}
@@ -193,12 +203,25 @@ func Verdict(reports []lease.Report) string {
 	return strings.Join(text, ", ") + ": ask for " + strings.Join(advice, " ") + " the next time"
 }
 
+// rebooted are the owners whose machines were started again while they had a lease of the job.
+func rebooted(reports []lease.Report) []string {
+	var owners []string
+	for _, r := range reports {
+		if r.Lost && !slices.Contains(owners, r.Owner) {
+			owners = append(owners, r.Owner)
+		}
+	}
+	return owners
+}
+
 // Advice is the end of Verdict, for a table: what to ask for the next time. took is how long the run took. A line does
 // not say on how many GPUs of a node a job was; up to 100 percent are on one.
 func (p *Past) Advice(took time.Duration) string {
 	switch {
 	case p.Granted == 0 || p.Mem == 0 || p.Nodes == 0:
 		return ""
+	case p.Lost > 0:
+		return "use not known"
 	case p.Sessions == 0:
 		return "unused: leave --gres=rgpu out"
 	}

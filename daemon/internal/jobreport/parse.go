@@ -11,7 +11,7 @@ import (
 
 // Past is what Line wrote of a job's last run, read back.
 type Past struct {
-	Sum         // Sessions is 0 for a job that did not use its fraction and 1 for any other; lent time and turns are not in a line
+	Sum         // Sessions is 0 for a job that did not use its fraction and 1 for any other, also where Lost says that it is not known; lent time and turns are not in a line
 	EarlierRuns int
 	EarlierGPU  time.Duration
 }
@@ -96,6 +96,8 @@ func (p *Past) set(key, value, second string) (ok bool) {
 		p.Counts.CutTime, ok = duration(value)
 	case "earlier-gpu":
 		p.EarlierGPU, ok = duration(value)
+	case "lost":
+		p.Lost, ok = whole(value)
 	case "earlier-runs":
 		p.EarlierRuns, ok = whole(value)
 	case "calls":

@@ -22,7 +22,9 @@ func TestParse(t *testing.T) {
 	}
 	unused := report("n1")
 	unused.Sessions, unused.Asked = 0, []lease.Fraction{{Percent: 50}}
-	for _, in := range [][]lease.Report{{report("n1")}, {report("n1"), report("n2")}, {unused}} {
+	lost := report("n1")
+	lost.Sessions, lost.Lost = 0, true
+	for _, in := range [][]lease.Report{{report("n1")}, {report("n1"), report("n2")}, {unused}, {lost}, {lost, report("n2")}} {
 		want := Add(in)
 		for _, line := range []string{Line(in), strings.ToLower(Line(in))} {
 			p, err := Parse(line)
@@ -33,11 +35,11 @@ func TestParse(t *testing.T) {
 			if p.Nodes != want.Nodes || p.Asked != want.Asked || p.AskedMem != want.AskedMem || p.Granted != want.Granted || p.Mem != want.Mem || p.Peak != want.Peak ||
 				p.GPUTime != want.GPUTime || p.Counts.Calls != want.Counts.Calls || p.Counts.Waits != want.Counts.Waits || p.Counts.Errors != want.Counts.Errors ||
 				p.Counts.Cuts != want.Counts.Cuts || p.Counts.CutTime != want.Counts.CutTime || p.Share.Held != want.Share.Held || p.Share.Waited != want.Share.Waited ||
-				p.Share.Throttled != want.Share.Throttled || p.Share.Overruns != want.Share.Overruns || (p.Sessions == 0) != (want.Sessions == 0) {
+				p.Share.Throttled != want.Share.Throttled || p.Share.Overruns != want.Share.Overruns || p.Lost != want.Lost || (p.Sessions == 0) != (want.Sessions == 0 && want.Lost == 0) {
 				t.Errorf("%s: %+v, want %+v", line, p, want)
 			}
 			// The advice is that of the verdict.
-			if v, a := Verdict(in), p.Advice(time.Hour); want.Sessions > 0 && !strings.Contains(v, a) {
+			if v, a := Verdict(in), p.Advice(time.Hour); want.Sessions > 0 && want.Lost == 0 && !strings.Contains(v, a) {
 				t.Errorf("%s: %q, and the verdict is %q", line, a, v)
 			}
 		}
@@ -74,6 +76,7 @@ func TestAdvice(t *testing.T) {
 		{"sluice: asked 100% granted 100% 143360MiB peak 4096MiB gpu 3m00s", time.Hour, "ask for --gres=rgpu:7 --rgpu-mem=5G"},
 		{"sluice: asked 50% granted 50% 71680MiB peak 61440MiB gpu 50m00s", time.Hour, "it fits"},
 		{"sluice: asked 50% granted 50% 71680MiB peak 0MiB gpu 0s unused", time.Hour, "unused: leave --gres=rgpu out"},
+		{"sluice: asked 50% granted 50% 71680MiB peak 0MiB gpu 0s lost 1", time.Hour, "use not known"},
 		{"sluice: nodes 2 asked 100% granted 100% 16384MiB peak 4096MiB gpu 12m00s", time.Hour, "ask for --gres=rgpu:15 --rgpu-mem=3G"},
 		{"sluice: asked 150% granted 150% 150000MiB peak 1MiB gpu 1h00m00s", time.Hour, "it fits"}, // on two GPUs: memory is not advised
 		{"sluice: asked 0% granted 0% 0MiB peak 0MiB gpu 0s", time.Hour, ""},

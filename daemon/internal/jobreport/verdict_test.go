@@ -16,6 +16,10 @@ func TestVerdict(t *testing.T) {
 	}
 	unused := one("n1", 50, 70<<30, 0, time.Hour, 0)
 	unused.Sessions = 0
+	lost := one("n1", 50, 70<<30, 0, time.Hour, 0)
+	lost.Sessions, lost.Lost, lost.Owner = 0, true, "gpu01"
+	since := one("n2", 50, 70<<30, 1<<30, time.Hour, time.Minute) // a program that began after the reboot
+	since.Lost, since.Owner = true, "gpu02"
 	live := one("n1", 50, 70<<30, 1<<30, 0, 0)
 	live.Ended = time.Time{}
 	for _, c := range []struct {
@@ -25,6 +29,8 @@ func TestVerdict(t *testing.T) {
 		{nil, ""},
 		{[]lease.Report{live}, ""},
 		{[]lease.Report{unused}, "no program of the job used its fraction: leave --gres=rgpu out, or see that the program finds a GPU"},
+		{[]lease.Report{lost}, "what the job used is not known: counts were lost with the reboot of gpu01"},
+		{[]lease.Report{lost, since, lost, one("n3", 50, 70<<30, 1<<30, time.Hour, time.Minute)}, "what the job used is not known: counts were lost with the reboot of gpu01, gpu02"},
 		{[]lease.Report{one("n1", 100, 140<<30, 4<<30, time.Hour, 3*time.Minute)}, "2 % of the memory used, GPU computed for 5 % of the time: ask for --gres=rgpu:7 --rgpu-mem=5G the next time"},
 		{[]lease.Report{one("n1", 50, 70<<30, 60<<30, time.Hour, 50*time.Minute)}, "85 % of the memory used, GPU computed for 83 % of the time: it fits"},
 		{[]lease.Report{one("n1", 50, 70<<30, 10<<30, time.Hour, 30*time.Minute)}, "14 % of the memory used, GPU computed for 50 % of the time: ask for --rgpu-mem=13G the next time"},

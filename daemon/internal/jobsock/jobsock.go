@@ -174,9 +174,9 @@ func (s *Server) answer(ctx context.Context, c *limit.Conn, peer rpc.Peer) {
 	var refusal *lease.Error
 	switch {
 	case errors.As(err, &refusal) && refusal.Code != lease.Internal:
-		word, out = "error", "error "+plain(refusal.Reason)
+		word, out = "error", "error "+plain(form.WithoutJob(job, refusal.Reason)) // the plug-in names the job
 	case err != nil:
-		word, out = "fault", "fault "+plain(err.Error())
+		word, out = "fault", "fault "+plain(form.WithoutJob(job, err.Error()))
 		s.report(slog.LevelWarn, "job socket", "job", job, "step", step.ID, "uid", peer.UID, "error", err)
 	case out == "":
 		out = "none"

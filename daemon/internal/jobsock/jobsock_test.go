@@ -90,6 +90,10 @@ func TestAnswers(t *testing.T) {
 		case "11": // a step with a gres of its own has longer
 			until, _ := ctx.Deadline()
 			return []rpc.EnvOp{{Name: "LONG", Value: fmt.Sprint(time.Until(until) > envTime)}}, nil
+		case "12": // the plug-in names the job
+			return nil, lease.Errorf(lease.Over, "job 12: its run has ended; ask for job 12 again")
+		case "13":
+			return nil, errors.New("it is not known: job c/13@n1: no answer")
 		case "10":
 			return []rpc.EnvOp{{Name: "STEP", Value: fmt.Sprintf("%+v", step)}}, nil
 		case "8":
@@ -113,6 +117,8 @@ func TestAnswers(t *testing.T) {
 		"SLUICE-J 1 env 10 3\n":             "ok 31\nset STEP={ID:3 Own:false Mem:}\n",
 		"SLUICE-J 1 env 10 3 gres\n":        "ok 30\nset STEP={ID:3 Own:true Mem:}\n",
 		"SLUICE-J 1 env 10 3 gres mem=5G\n": "ok 32\nset STEP={ID:3 Own:true Mem:5G}\n",
+		"SLUICE-J 1 env 12 0\n":             "error its run has ended; ask for job 12 again\n",
+		"SLUICE-J 1 env 13 0\n":             "fault it is not known: no answer\n",
 		"SLUICE-J 1 env 11 3\n":             "ok 15\nset LONG=false\n",
 		"SLUICE-J 1 env 11 3 gres\n":        "ok 14\nset LONG=true\n",
 		"SLUICE-J 1 env 10 3 mem=5G\n":      "fault \"10 3 mem=5G\": a word that this daemon does not know; plug-in and sluiced have to be of one release\n",

@@ -149,6 +149,7 @@ type Report struct {
 	Counts   Counts        `json:"counts"`   // all sessions that were
 	Sessions uint64        `json:"sessions"` // how many there were
 	GPUTime  time.Duration `json:"gpu_time"` // busy time of its GPUs
+	Lost     bool          `json:"lost"`     // the owner's machine was started again since Made: Use, Counts, Sessions and GPUTime are only of the time after that
 	Shares   []Share       `json:"shares"`   // one for each of Grants; none where the owner shares no time
 	Policy   Policy        `json:"policy,omitempty"`
 	Lend     Lend          `json:"lend,omitempty"`

@@ -203,7 +203,7 @@ func (o *Owner) free(e *entry) error {
 	t.Lease, t.Host = l.ID, l.Host
 	kt := t
 	if why.Over && l.State == lease.Granted {
-		r := o.report(l)
+		r := o.report(&e.rec)
 		r.Ended, r.Reason = t.Ended, t.Reason
 		t.Report = &r
 	}

@@ -153,7 +153,7 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 	if err := o.admit(l); err != nil {
 		return lease.Lease{}, nil, err
 	}
-	rec := record{Lease: *l}
+	rec := record{Lease: *l, Began: o.clock.Boot()}
 	rec.Lease.Grants = slices.Clone(l.Grants)
 	for i := range rec.Lease.Grants {
 		rec.Lease.Grants[i].First = 0 // only Set sets it

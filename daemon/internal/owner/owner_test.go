@@ -377,6 +377,41 @@ func TestReboot(t *testing.T) {
 	}
 }
 
+// What sessions counted is lost with the machine's memory: a lease from before says so, also when it has ended.
+func TestReportAfterReboot(t *testing.T) {
+	n := newNode(t, "gpu01", 1)
+	report := func(job string, sessions uint64, lost bool) {
+		t.Helper()
+		r, err := n.Reports(ctx, "h1", "c", job)
+		must(t, err)
+		if len(r) != 1 || r[0].Sessions != sessions || r[0].Lost != lost {
+			t.Errorf("job %s: %+v, want %d sessions, lost %v", job, r, sessions, lost)
+		}
+	}
+	old, unused := n.granted("h1", "1", 10), n.granted("h1", "2", 10)
+	must(t, n.admitOne(old.ID))
+	n.kill() // the daemon alone
+	report("1", 1, false)
+	report("2", 0, false)
+	n.clock.reboot()
+	clear(n.workers.made)
+	n.kill()
+	n.granted("h1", "3", 10)
+	report("1", 0, true)
+	report("2", 0, true)
+	report("3", 0, false)
+	must(t, n.admitOne(old.ID)) // the job goes on
+	report("1", 1, true)
+	must(t, n.Release(ctx, "h1", old.ID, old.Request.Key, "job ended"))
+	report("1", 1, true)
+	n.kill()
+	report("1", 1, true)
+	// A record of an earlier release does not say when it began.
+	if r := n.report(&record{Lease: unused}); r.Lost {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestMaxLife(t *testing.T) {
 	n := newNode(t, "gpu01", 1)
 	n.SetLimits(Limits{MaxLife: time.Hour})

@@ -15,11 +15,13 @@ import (
 
 // report returns what a lease has used so far. It is also called for a lease that has just
 // ended, before its account is forgotten.
-func (o *Owner) report(l *lease.Lease) lease.Report {
+func (o *Owner) report(rec *record) lease.Report {
+	l := &rec.Lease
 	q := &l.Request
 	r := lease.Report{
 		Lease: l.ID, Key: q.Key, Owner: o.cfg.Name, UID: q.UID, Account: q.Account, JobName: q.JobName,
 		Asked: slices.Clone(q.Fractions), Grants: slices.Clone(l.Grants), Made: l.Made,
+		Lost: rec.Began != "" && rec.Began != o.clock.Boot(), // a record of an earlier release has no boot
 	}
 	r.Use, r.Counts, r.Sessions, r.GPUTime = o.cfg.Workers.Total(l.ID)
 	r.Shares, r.Policy, r.Lend = o.cfg.Workers.Shares(l.ID), q.Policy, q.Lend
@@ -36,12 +38,12 @@ func (o *Owner) Reports(_ context.Context, host, cluster, job string) ([]lease.R
 	}
 	of := func(k lease.Key) bool { return k.Cluster == cluster && k.Job == job }
 	all := o.Controller(host)
-	var live []lease.Lease
+	var live []record
 	var out []lease.Report
 	o.mu.RLock()
 	for _, e := range o.leases {
 		if l := &e.rec.Lease; of(l.Request.Key) && l.State == lease.Granted && (all || l.Host == host) {
-			live = append(live, *l)
+			live = append(live, e.rec)
 		}
 	}
 	for _, t := range o.tombs {

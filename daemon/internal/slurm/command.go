@@ -294,6 +294,25 @@ func IsTask(name string) bool {
 	return i > 0 && form.IsJobID(name[:i]) && (name[i+1:] == "0" || form.IsJobID(name[i+1:]))
 }
 
+// Part is a task of an array job, or a component of a heterogeneous job.
+type Part struct {
+	ID   string // its own; that of one part is the whole job's
+	Name string // as squeue names it: 61_0, 61+1, or 61_[4-9] for tasks of an array that have not started
+}
+
+// Parts returns the parts of an array job or a heterogeneous job, in the order of their numbers, from the accounting. There are none for
+// any other job, which a single part is too.
+func (c *Commands) Parts(ctx context.Context, id string) ([]Part, error) {
+	if !form.IsJobID(id) {
+		return nil, fmt.Errorf("%q is not a job id", id)
+	}
+	out, err := c.run(ctx, "sacct", "--noheader", "--parsable2", "--allocations", "--jobs="+id, "--format=JobIDRaw,JobID")
+	if err != nil {
+		return nil, err
+	}
+	return parseParts(id, out), nil
+}
+
 // Requeue implements Controller.
 func (c *Commands) Requeue(ctx context.Context, id string) error {
 	name, err := c.task(ctx, id)
@@ -345,7 +364,7 @@ func (c *Commands) Comment(ctx context.Context, id, text string) error {
 	}
 	if gone {
 		if again != nil {
-			return fmt.Errorf("%w; and in the accounting: %w", err, later(again))
+			return form.OfJob(id, fmt.Errorf("%w; and in the accounting: %w", err, later(again)))
 		}
 		name = inAccounting
 	}
@@ -355,9 +374,9 @@ func (c *Commands) Comment(ctx context.Context, id, text string) error {
 	case again == nil:
 		return nil
 	case waits || said(again, "nothing modified", "affect anything"): // it has not heard of the job yet
-		return fmt.Errorf("job %s: %w; and in the accounting: %w; %w", id, err, again, ErrLater)
+		return form.OfJob(id, fmt.Errorf("%w; and in the accounting: %w; %w", err, again, ErrLater))
 	}
-	return fmt.Errorf("job %s: %w; and in the accounting: %w", id, err, later(again))
+	return form.OfJob(id, fmt.Errorf("%w; and in the accounting: %w", err, later(again)))
 }
 
 // commented is how Slurm's commands name the job, see task, and the AdminComment that slurmctld has of it.

@@ -119,6 +119,9 @@ func TestComment(t *testing.T) {
 		{"24", "sluice: x", "disabled", ""},
 	} {
 		err := c.Comment(t.Context(), x.job, x.text)
+		if err != nil && strings.Count(err.Error(), "job "+x.job+": ") > 1 {
+			t.Errorf("the job is named twice: %v", err)
+		}
 		want := fmt.Sprintf(ask+old, x.job, x.job) + x.want
 		if got := asked(); got != want || errors.Is(err, ErrLater) != (x.err == later) || (err == nil) != (x.err == "") || err != nil && !strings.Contains(err.Error(), x.err) {
 			t.Errorf("comment of job %s: %v\n%s, want\n%s", x.job, err, got, want)
@@ -199,5 +202,35 @@ func TestNumber(t *testing.T) {
 	}
 	if said := asked(); said != "" {
 		t.Errorf("Slurm was asked: %s", said)
+	}
+}
+
+// The accounting lists the parts of arrays and of heterogeneous jobs by the number of the whole job, which one of them has too.
+func TestParts(t *testing.T) {
+	c, asked := commands(t, map[string]string{"sacct": `case "$*" in
+		*--jobs=61\ *) printf '63|61_10\n62|61_2\n61|61_[11-13,15]\n64|610_1\n65|6\nx|61_3\n66\n|\n\n67|61_\n68|61.0\n69|61_x|\n';;
+		*--jobs=70\ *) printf '71|70+1\n70|70+0\n';;
+		*--jobs=62\ *) echo '62|61_2';;
+		*--jobs=80\ *) echo '80|80';;
+		*--jobs=90\ *) echo "Slurm accounting storage is disabled" >&2; exit 1;; esac`})
+	for id, want := range map[string]string{"61": "[{62 61_2} {63 61_10} {61 61_[11-13,15]}]", "70": "[{70 70+0} {71 70+1}]", "62": "[]", "80": "[]", "81": "[]"} {
+		if got, err := c.Parts(t.Context(), id); err != nil || fmt.Sprint(got) != want {
+			t.Errorf("%s: %v, %v, want %s", id, got, err, want)
+		}
+	}
+	if _, err := c.Parts(t.Context(), "90"); err == nil || !strings.Contains(err.Error(), "storage is disabled") {
+		t.Errorf("no accounting: %v", err)
+	}
+	asked()
+	for _, bad := range []string{"", "61_1", "run-1", "-x", "7,8"} {
+		if got, err := c.Parts(t.Context(), bad); err == nil {
+			t.Errorf("%q: %v", bad, got)
+		}
+	}
+	if said := asked(); said != "" {
+		t.Errorf("Slurm was asked: %s", said)
+	}
+	if _, err := New("/nonexistent", "").Parts(t.Context(), "61"); err == nil || !strings.Contains(err.Error(), "slurm.bin") {
+		t.Errorf("no commands: %v", err)
 	}
 }

@@ -1,6 +1,7 @@
 package slurm
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -420,7 +421,29 @@ func parseAccounted(id, text string) (name, comment string, err error) {
 			return f[1], f[2], nil
 		}
 	}
-	return "", "", fmt.Errorf("job %s: %w", id, ErrGone)
+	return "", "", ErrGone
+}
+
+// parseParts reads sacct's list of raw and other numbers. Lines that are no parts of the job are left out.
+func parseParts(id, text string) []Part {
+	var parts []Part
+	number := func(p Part) uint64 { // that of tasks that wait comes last
+		n, err := strconv.ParseUint(p.Name[len(id)+1:], 10, 32)
+		if err != nil {
+			return math.MaxUint64
+		}
+		return n
+	}
+	for line := range strings.Lines(text) {
+		raw, name, _ := strings.Cut(strings.TrimSpace(line), "|")
+		task, ok := strings.CutPrefix(name, id)
+		waits := strings.HasPrefix(task, "_[") && strings.HasSuffix(task, "]")
+		if ok && form.IsJobID(raw) && (waits || IsTask(name) && !form.IsJobID(name[:len(id)+1])) {
+			parts = append(parts, Part{raw, name})
+		}
+	}
+	slices.SortStableFunc(parts, func(a, b Part) int { return cmp.Compare(number(a), number(b)) })
+	return parts
 }
 
 // parseLicenceList reads `scontrol -o show licenses`.

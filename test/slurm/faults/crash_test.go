@@ -266,6 +266,16 @@ func ownerCrash(t *testing.T, r *rig) {
 		t.Errorf("the job says %q", out)
 	}
 	r.holds(t, j, 0, 20*time.Second)
+	// What its session counted was in the owner's memory.
+	for command, want := range map[string]string{"explain": "not known: counts were lost with the reboot of " + owner.Name, "report": " lost 1\nverdict: what the job used is not known: "} {
+		r.until(t, 20*time.Second, "sluice "+command+" knows that counts were lost", func() error {
+			out, err := r.Ctl.Run(r.ctx, lab.Alice, "sluice", command, j)
+			if err == nil && (!strings.Contains(out, want) || strings.Contains(out, "no program")) {
+				err = fmt.Errorf("it says %q", out)
+			}
+			return err
+		})
+	}
 }
 
 // The licences of a dead node's job are given to the next one at once: by then its lease must have ended.

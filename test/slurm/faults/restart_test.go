@@ -105,6 +105,12 @@ func reportOfTask(t *testing.T, r *rig) {
 			t.Errorf("job %s runs and says %q", task, job["AdminComment"])
 		}
 	}
+	want := fmt.Sprintf("sluice: job %[1]s is an array: this is its task %[1]s_3; others: %[1]s_1, %[1]s_2\n", j)
+	for _, command := range []string{"explain", "report"} {
+		if out, err := r.Ctl.Run(r.ctx, lab.Alice, "sh", "-c", "exec sluice "+command+" "+j+" 2>&1"); err != nil || !strings.HasPrefix(out, want) {
+			t.Errorf("sluice %s: %v, %s", command, err, out)
+		}
+	}
 	r.scancel(t, j)
 }
 
