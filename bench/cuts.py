@@ -111,7 +111,7 @@ def side_by_side(a, run, prefix, steps):
         p.ready()
     results = {p.name: p.result()[0] for p in programs}
     line(run, programs=results)
-    return {name: r["steps"] for name, r in results.items()}
+    return results
 
 
 def remote(a, addr):
@@ -125,16 +125,23 @@ def resumed(ends, cut):
     return {"after_s": after[0] - cut["end"], "step_s": steps[len(steps) // 2]} if after else None
 
 
+def moments(rng, cuts, seconds):
+    """Random seconds of work before the first cut and between cuts, so that the last one comes before a program of so many seconds ends."""
+    waits = [rng.uniform(0.3, 1.7) for _ in range(cuts)]
+    scale = seconds * rng.uniform(0.6, 0.85) / sum(waits)
+    return [w * scale for w in waits]
+
+
 def train(a):
     rng, relay = random.Random(a.seed), Relay(a.relay, a.worker)
-    steps = side_by_side(a, "native", [], {})
-    side_by_side(a, "uncut", remote(a, relay.addr), steps)
+    steps = {name: r["steps"] for name, r in side_by_side(a, "native", [], {}).items()}
+    uncut = side_by_side(a, "uncut", remote(a, relay.addr), steps)
     programs = [Program(a, name, "cut", remote(a, relay.addr), steps[name]) for name in NAMES]
     for p in programs:
         p.ready()
     cuts = []
-    for i in range(a.cuts):
-        time.sleep(rng.uniform(0.3, 1.7) * a.seconds * 0.7 / a.cuts)
+    for i, wait in enumerate(moments(rng, a.cuts, min(r["seconds"] or a.seconds for r in uncut.values()))):
+        time.sleep(wait)
         kind = KINDS[i % len(KINDS)]
         begin = relay.become(kind)
         print(f"cut {i + 1} of {a.cuts}: {kind}", file=sys.stderr, flush=True)

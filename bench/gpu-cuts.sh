@@ -18,6 +18,7 @@ PARTS=(train over)
 choose_parts "$@"
 LOG=$LOGS/cuts.jsonl
 GRACE=${SLUICE_CUT_GRACE:-10}
+MEM=${MEM:-20G} # two programs have a lease each
 
 log_header | tee "$LOG"
 for part in "${CHOSEN[@]}"; do

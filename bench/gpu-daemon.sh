@@ -211,7 +211,8 @@ for way in plain encrypted; do
 	seen=
 	while kill -0 $JOB 2>/dev/null; do
 		for p in $(pgrep -u 12345 -f "sluice-worker.* session"); do
-			seen=$(awk '/^Uid|^CapEff|^NoNewPrivs|^Seccomp:/ { printf "%s%s ", $1, $2 }' "/proc/$p/status" 2>/dev/null)
+			now=$(awk '/^Uid|^CapEff|^NoNewPrivs|^Seccomp:/ { printf "%s%s ", $1, $2 }' "/proc/$p/status" 2>/dev/null)
+			seen=${now:-$seen} # it may have ended since pgrep looked
 		done
 		sleep 0.2
 	done

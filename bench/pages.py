@@ -8,7 +8,7 @@ pages.py --old      the warnings alone
 
 A figure that was measured stands in a block:
 
-    <!-- made by bench/report.py gpu bench/logs/h100/bench.jsonl -->
+    <!-- made by bench/report.py gpu bench/logs/h200/bench.jsonl -->
     what that command prints
     <!-- end -->
 
