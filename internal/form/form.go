@@ -13,12 +13,14 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 // MaxName is the most bytes that a name has in a request: a job's, a node's, an account's.
 const MaxName = 256
 
-var leaseID = regexp.MustCompile(`^[0-9a-f]{32}$`)
+var leaseID = pattern.New(`^[0-9a-f]{32}$`)
 
 // NewLeaseID makes a lease's id, which is random.
 func NewLeaseID() string {
@@ -29,7 +31,7 @@ func NewLeaseID() string {
 
 // IsLeaseID says whether s has the form of a lease's id: 32 hexadecimal digits, in lower
 // case. It is safe as the name of a file.
-func IsLeaseID(s string) bool { return leaseID.MatchString(s) }
+func IsLeaseID(s string) bool { return leaseID().MatchString(s) }
 
 // LeaseIDWant says in words what IsLeaseID takes.
 const LeaseIDWant = "32 hexadecimal digits in lower case"
@@ -113,7 +115,7 @@ func (e *ofJob) Unwrap() error { return e.err }
 // WithoutJob returns the text of an error without the job's name, for a caller that says the name itself. Daemons
 // name a job CLUSTER/JOB@NODE as well.
 func WithoutJob(job, text string) string {
-	name := regexp.MustCompile(`(^|[:;] )(?:job (?:[^\s/]*/)?` + regexp.QuoteMeta(job) + `(?:@[^\s:]*)?: )+`)
+	name := pattern.New(`(^|[:;] )(?:job (?:[^\s/]*/)?` + regexp.QuoteMeta(job) + `(?:@[^\s:]*)?: )+`)()
 	return name.ReplaceAllString(text, "$1")
 }
 

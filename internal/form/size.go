@@ -3,9 +3,10 @@ package form
 import (
 	"fmt"
 	"math"
-	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 var units = []struct {
@@ -46,12 +47,12 @@ func MiB(n uint64) uint64 {
 // Bytes is a number of bytes that is written as 512M or 20G.
 type Bytes uint64
 
-var size = regexp.MustCompile(`^([0-9]+)(?:([KMGTkmgt])(?:[iI]?[bB])?|[bB])?$`)
+var size = pattern.New(`^([0-9]+)(?:([KMGTkmgt])(?:[iI]?[bB])?|[bB])?$`)
 
 // ParseBytes reads a size: a whole number, with K, M, G or T behind it for powers of 1024,
 // also as KB or KiB, in upper or lower case. The greatest is 2^63-1.
 func ParseBytes(text string) (Bytes, error) {
-	m := size.FindStringSubmatch(text)
+	m := size().FindStringSubmatch(text)
 	if m == nil {
 		return 0, fmt.Errorf("%q is not a size: give bytes as 21474836480, or a whole number with K, M, G or T (powers of 1024) as 512M or 20G", text)
 	}

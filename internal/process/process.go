@@ -9,10 +9,11 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"regexp"
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 // Stat is what /proc/PID/stat says of a process (proc(5)).
@@ -61,12 +62,12 @@ func parse(path string, b []byte) (Stat, error) {
 
 // inJob matches a path that Slurm's cgroup plug-ins make: /slurm/uid_7/job_42/...
 // (v1), /system.slice/slurmstepd.scope/job_42/... (v2).
-var inJob = regexp.MustCompile(`(?m)^[0-9]+:[^:\n]*:/[^\n]*?slurm[^\n]*?/job_([0-9]+)(?:/step_([0-9a-z]+)[^/\n]*)?(?:/|$)`)
+var inJob = pattern.New(`(?m)^[0-9]+:[^:\n]*:/[^\n]*?slurm[^\n]*?/job_([0-9]+)(?:/step_([0-9a-z]+)[^/\n]*)?(?:/|$)`)
 
 // SlurmJob is the job of Slurm's that a process is in, "" if none is seen. The text is that
 // of /proc/PID/cgroup.
 func SlurmJob(cgroup []byte) string {
-	if m := inJob.FindSubmatch(cgroup); m != nil {
+	if m := inJob().FindSubmatch(cgroup); m != nil {
 		return string(m[1])
 	}
 	return ""
@@ -75,7 +76,7 @@ func SlurmJob(cgroup []byte) string {
 // SlurmStep is the step of that job: its number, or "batch" and the like; "" if none is seen. With cgroup v1 not every hierarchy
 // shows the step.
 func SlurmStep(cgroup []byte) string {
-	for _, m := range inJob.FindAllSubmatch(cgroup, -1) {
+	for _, m := range inJob().FindAllSubmatch(cgroup, -1) {
 		if len(m[2]) > 0 {
 			return string(m[2])
 		}

@@ -18,16 +18,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 // discarded matches the names of directories that Discard has given a new name.
-var discarded = regexp.MustCompile(`^\.[0-9a-f]{16}\.gone$`)
+var discarded = pattern.New(`^\.[0-9a-f]{16}\.gone$`)
 
 // Discarded says whether a name in a directory is that of one that was discarded, and whose removal has not ended.
-func Discarded(entry string) bool { return discarded.MatchString(entry) }
+func Discarded(entry string) bool { return discarded().MatchString(entry) }
 
 // Discard frees the name of a directory, and returns what removes it, with all that is in it. Where there is none, both do nothing.
 // The directory that it is in must be nobody else's.

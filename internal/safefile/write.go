@@ -14,11 +14,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 // How says how a file is written.
@@ -301,7 +302,7 @@ func closeDirs(from, to *os.File) {
 }
 
 // unfinished matches tempName's names.
-var unfinished = regexp.MustCompile(`^\.(.+)\.[0-9a-f]{16}\.new$`)
+var unfinished = pattern.New(`^\.(.+)\.[0-9a-f]{16}\.new$`)
 
 // tempName is hidden, has no ending that a reader of the directory looks for, and is
 // random, so that several writers of one file do not meet.
@@ -312,7 +313,7 @@ func tempName(name string) string {
 // Unfinished says whether a name in a directory is that of a file that was being written
 // when its writer died, or is still being written, and what it was to be called.
 func Unfinished(entry string) (name string, ok bool) {
-	if m := unfinished.FindStringSubmatch(entry); m != nil {
+	if m := unfinished().FindStringSubmatch(entry); m != nil {
 		return m[1], true
 	}
 	return "", false

@@ -8,11 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"regexp"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/internal/pattern"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/request"
 )
@@ -83,12 +83,12 @@ type hook struct {
 	Timeout *int     `json:"timeout,omitempty"`
 }
 
-var nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
+var nameForm = pattern.New(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
 
 // Spec makes a specification of one device. The mounts are in it for engines that run no
 // hooks; where one does, it makes the loader find what is mounted.
 func Spec(d Device, p Place) ([]byte, error) {
-	if !nameForm.MatchString(d.Name) {
+	if !nameForm().MatchString(d.Name) {
 		return nil, fmt.Errorf("%w: device %q; letters, digits, _ . - make a name", ErrName, d.Name)
 	}
 	if !form.IsLeaseID(d.Lease) {

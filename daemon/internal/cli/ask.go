@@ -6,7 +6,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/internal/pattern"
 	"github.com/sluice-hpc/sluice/internal/process"
 	"github.com/sluice-hpc/sluice/spank/options"
 )
@@ -178,7 +178,7 @@ type life time.Duration
 
 // slurmTime is how Slurm's --time is written: minutes, minutes:seconds,
 // hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds.
-var slurmTime = regexp.MustCompile(`^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$`)
+var slurmTime = pattern.New(`^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$`)
 
 func parseLife(s string) (time.Duration, error) {
 	bad := fmt.Errorf("time %q is none of: minutes as 90, hours:minutes:seconds as 1:30:00, days-hours as 1-12, or with units as 90m or 36h", s)
@@ -188,7 +188,7 @@ func parseLife(s string) (time.Duration, error) {
 		}
 		return d, nil
 	}
-	m := slurmTime.FindStringSubmatch(s)
+	m := slurmTime().FindStringSubmatch(s)
 	if m == nil {
 		return 0, bad
 	}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/internal/pattern"
 	"github.com/sluice-hpc/sluice/internal/usernames"
 )
 
@@ -134,8 +134,8 @@ func userNumber(name string) (uint32, error) {
 }
 
 var (
-	ago   = regexp.MustCompile(`^(\d+)d$`)
-	clock = regexp.MustCompile(`^\d\d?:\d\d(:\d\d)?$`)
+	ago   = pattern.New(`^(\d+)d$`)
+	clock = pattern.New(`^\d\d?:\d\d(:\d\d)?$`)
 )
 
 // pointInTime reads a time as the options have it; "" is not a time.
@@ -150,13 +150,13 @@ func pointInTime(option, s string, now time.Time) (time.Time, error) {
 		return midnight, nil
 	case s == "yesterday":
 		return midnight.AddDate(0, 0, -1), nil
-	case clock.MatchString(s):
+	case clock().MatchString(s):
 		for _, layout := range []string{"15:04", "15:04:05"} {
 			if t, err := time.Parse(layout, s); err == nil {
 				return midnight.Add(time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute + time.Duration(t.Second())*time.Second), nil
 			}
 		}
-	case ago.MatchString(s):
+	case ago().MatchString(s):
 		if n, err := strconv.Atoi(s[:len(s)-1]); err == nil && n < 100*365 {
 			return now.AddDate(0, 0, -n), nil
 		}

@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +25,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/redact"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/pattern"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
@@ -38,7 +38,7 @@ const (
 )
 
 // reported are the keys of slurm.conf that a report has. Others may have passwords, and are nobody's business.
-var reported = regexp.MustCompile(`^(ClusterName|SlurmctldHost.*|SlurmctldParameters|SlurmUser|SLURM_VERSION|SLURM_CONF|GresTypes|Licenses|JobSubmitPlugins|Prolog.*|Epilog.*|HealthCheck.*|PlugStackConfig|PluginDir|` +
+var reported = pattern.New(`^(ClusterName|SlurmctldHost.*|SlurmctldParameters|SlurmUser|SLURM_VERSION|SLURM_CONF|GresTypes|Licenses|JobSubmitPlugins|Prolog.*|Epilog.*|HealthCheck.*|PlugStackConfig|PluginDir|` +
 	`SelectType.*|SlurmdTimeout|KillWait|UnkillableStepTimeout|ProctrackType|TaskPlugin|JobContainerType|AccountingStorage(Type|TRES|Enforce)|AuthType|PrivateData|ReturnToService|SlurmdSpoolDir|Preempt(Mode|Type)|SchedulerType|MinJobAge|CompleteWait)$`)
 
 type bugReport struct {
@@ -245,7 +245,7 @@ func (b *bugReport) slurm(ctx context.Context) {
 	}
 	var out bytes.Buffer
 	for k, v := range conf {
-		if reported.MatchString(k) {
+		if reported().MatchString(k) {
 			fmt.Fprintf(&out, "%s=%s\n", k, v)
 		}
 	}

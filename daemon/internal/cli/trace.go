@@ -13,7 +13,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/timeline"
+	"github.com/sluice-hpc/sluice/internal/pattern"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
@@ -147,7 +147,7 @@ func (c *collected) drop() {
 }
 
 // traceFile is the name of a trace that a shim writes: of a process, and its number of the lease's owner.
-var traceFile = regexp.MustCompile(`^[0-9]+-([0-9]+)(?:-[0-9]+)?\.trace$`)
+var traceFile = pattern.New(`^[0-9]+-([0-9]+)(?:-[0-9]+)?\.trace$`)
 
 // write makes the timeline.
 func (c *collected) write(t *timeline.Writer) error {
@@ -161,7 +161,7 @@ func (c *collected) write(t *timeline.Writer) error {
 	}
 	var all []one
 	for _, e := range entries {
-		m := traceFile.FindStringSubmatch(e.Name())
+		m := traceFile().FindStringSubmatch(e.Name())
 		if m == nil {
 			continue
 		}

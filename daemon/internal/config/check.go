@@ -4,18 +4,18 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"sort"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/sluice-hpc/sluice/internal/pattern"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
 
-var nameRE = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,62})$`)
+var nameRE = pattern.New(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,62})$`)
 
-func isName(s string) bool { return nameRE.MatchString(s) }
+func isName(s string) bool { return nameRE().MatchString(s) }
 
 func isPort(s string) bool {
 	n, err := strconv.Atoi(s)

@@ -2,7 +2,6 @@ package config
 
 import (
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 // Limits of a site besides Slurm's own: quotas, and leases without work.
@@ -68,7 +68,7 @@ const (
 )
 
 // userRE is what a user's, a group's or an account's name may be: POSIX', and those of directory servers.
-var userRE = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.@\\ -]{0,254}\$?$`)
+var userRE = pattern.New(`^[A-Za-z0-9_][A-Za-z0-9_.@\\ -]{0,254}\$?$`)
 
 const quotaWants = "a quota has user, group or account, then pool and slurm, then percent, mem and leases"
 
@@ -152,7 +152,7 @@ func (p *parser) quota(n *yaml.Node) (q Quota) {
 }
 
 func (p *parser) userName(v *yaml.Node, key string) string {
-	if v.Kind != yaml.ScalarNode || !userRE.MatchString(v.Value) {
+	if v.Kind != yaml.ScalarNode || !userRE().MatchString(v.Value) {
 		p.failAt(v, "%s: %q is not a name; leave %s out for every user", key, v.Value, strings.TrimPrefix(key, "quotas."))
 	}
 	return v.Value

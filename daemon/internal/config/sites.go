@@ -2,7 +2,6 @@ package config
 
 import (
 	"net"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,13 +10,14 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 // What is named by the site: pools, and Slurm's partitions.
 
 var (
-	licenceRE = regexp.MustCompile(`^` + form.Gres + `[A-Za-z0-9_.@-]{0,59}$`)
-	typeRE    = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]{0,62}$`)
+	licenceRE = pattern.New(`^` + form.Gres + `[A-Za-z0-9_.@-]{0,59}$`)
+	typeRE    = pattern.New(`^[A-Za-z][A-Za-z0-9_.-]{0,62}$`)
 )
 
 // slurm looks at what belongs together there.
@@ -122,7 +122,7 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 		pool.Licence = form.Gres
 	default:
 		pool.Licence = form.Gres + "_" + name
-		if !licenceRE.MatchString(pool.Licence) {
+		if !licenceRE().MatchString(pool.Licence) {
 			p.failAt(key, "pool %s: %s is not a licence's name; give it one: licence: rgpu_...", name, pool.Licence)
 		}
 	}
@@ -149,7 +149,7 @@ func (p *parser) yesNo(v *yaml.Node, key string) string {
 }
 
 func (p *parser) licence(v *yaml.Node, key string) string {
-	if v.Kind != yaml.ScalarNode || !licenceRE.MatchString(v.Value) {
+	if v.Kind != yaml.ScalarNode || !licenceRE().MatchString(v.Value) {
 		p.failAt(v, "%s: %q is not a licence of Sluice's; their names begin with %s", key, v.Value, form.Gres)
 	}
 	return v.Value
@@ -164,7 +164,7 @@ func (p *parser) types(v *yaml.Node, key string) map[string]string {
 	for i := 0; i+1 < len(v.Content); i += 2 {
 		typ := strings.ToLower(v.Content[i].Value)
 		switch {
-		case !typeRE.MatchString(typ):
+		case !typeRE().MatchString(typ):
 			p.failAt(v.Content[i], "%s: %q is no type as --gres=rgpu:TYPE:N takes it (a letter, then letters, digits, '_', '.', '-')", key, v.Content[i].Value)
 		case out[typ] != "":
 			p.failAt(v.Content[i], "%s: %s is there twice", key, typ)

@@ -11,7 +11,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +19,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/internal/form"
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 const (
@@ -255,11 +255,11 @@ func foldHealth(answers []answerOf) rpc.HealthAll {
 
 // number is what differs in the texts of several nodes besides their names: addresses, UUIDs, places on the bus, and
 // numbers.
-var number = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]+(%\w+)?\]|(GPU-|MIG-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9]|\d+`)
+var number = pattern.New(`\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]+(%\w+)?\]|(GPU-|MIG-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9]|\d+`)
 
 // mask is what texts of several nodes have in common.
 func mask(text, node string) string {
-	return number.ReplaceAllString(strings.ReplaceAll(text, node, "NODE"), "N")
+	return number().ReplaceAllString(strings.ReplaceAll(text, node, "NODE"), "N")
 }
 
 // masked is what a finding has in common with those of other nodes.

@@ -6,7 +6,8 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/hex"
-	"regexp"
+
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 // Removed stands where a secret was.
@@ -14,21 +15,21 @@ const Removed = "[removed]"
 
 var (
 	// PEM is any block of it, certificates too; what was cut off in the middle goes to the end.
-	pemBlock = regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\z)`)
+	pemBlock = pattern.New(`(?s)-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\z)`)
 	// A munge credential.
-	munge = regexp.MustCompile(`MUNGE:[A-Za-z0-9+/=]*:?`)
+	munge = pattern.New(`MUNGE:[A-Za-z0-9+/=]*:?`)
 	// The user part of a URL.
-	userinfo = regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@"'<>]+@`)
+	userinfo = pattern.New(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@"'<>]+@`)
 	// What follows the name of a secret: password: x, "token": "x", PASS=x, --secret x, Authorization: Bearer x.
-	named = regexp.MustCompile(`(?i)((?:["']?[A-Za-z0-9_.-]*(?:passwd|password|passphrase|pass|secret|token|apikey|api_key|private_key|credentials?|authorization|cookie|SLUICE_LEASE)["'\]]?\s*[=:]|--(?:password|pass|secret|token|lease|key))\s*(?:bearer\s+|basic\s+)?)("[^"\n]*"|'[^'\n]*'|[^\s,;}"']+)`)
+	named = pattern.New(`(?i)((?:["']?[A-Za-z0-9_.-]*(?:passwd|password|passphrase|pass|secret|token|apikey|api_key|private_key|credentials?|authorization|cookie|SLUICE_LEASE)["'\]]?\s*[=:]|--(?:password|pass|secret|token|lease|key))\s*(?:bearer\s+|basic\s+)?)("[^"\n]*"|'[^'\n]*'|[^\s,;}"']+)`)
 	// A value of the key named key, unless it is a path.
-	key = regexp.MustCompile(`(?i)(\b[A-Za-z0-9_.-]*key["']?\s*[=:]\s*)("[^"/\n][^"\n]*"|'[^'/\n][^'\n]*'|[^\s,;}"'/][^\s,;}]*)`)
+	key = pattern.New(`(?i)(\b[A-Za-z0-9_.-]*key["']?\s*[=:]\s*)("[^"/\n][^"\n]*"|'[^'/\n][^'\n]*'|[^\s,;}"'/][^\s,;}]*)`)
 	// A long row of digits: an id, whose beginning is enough to tell it from others, or a token.
-	long = regexp.MustCompile(`\b[0-9a-fA-F]{24,}\b`)
+	long = pattern.New(`\b[0-9a-fA-F]{24,}\b`)
 	// The id of a GPU and such, which is no secret.
-	uuid = regexp.MustCompile(`\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b`)
+	uuid = pattern.New(`\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b`)
 	// A row of base64.
-	base64ish = regexp.MustCompile(`[A-Za-z0-9+/_-]{32,}={0,2}`)
+	base64ish = pattern.New(`[A-Za-z0-9+/_-]{32,}={0,2}`)
 )
 
 // kept is how much of an id stays, in letters.
@@ -36,14 +37,14 @@ const kept = 12
 
 // Text is b without its secrets.
 func Text(b []byte) []byte {
-	b = pemBlock.ReplaceAll(b, []byte(Removed))
-	b = munge.ReplaceAll(b, []byte("MUNGE:"+Removed))
-	b = userinfo.ReplaceAll(b, []byte("${1}"+Removed+"@"))
-	b = named.ReplaceAll(b, []byte("${1}"+Removed))
-	b = key.ReplaceAll(b, []byte("${1}"+Removed))
-	b = long.ReplaceAllFunc(b, func(m []byte) []byte { return append(bytes.Clone(m[:kept]), "..."...) })
-	return base64ish.ReplaceAllFunc(b, func(m []byte) []byte {
-		if random(m) && !uuid.Match(m) {
+	b = pemBlock().ReplaceAll(b, []byte(Removed))
+	b = munge().ReplaceAll(b, []byte("MUNGE:"+Removed))
+	b = userinfo().ReplaceAll(b, []byte("${1}"+Removed+"@"))
+	b = named().ReplaceAll(b, []byte("${1}"+Removed))
+	b = key().ReplaceAll(b, []byte("${1}"+Removed))
+	b = long().ReplaceAllFunc(b, func(m []byte) []byte { return append(bytes.Clone(m[:kept]), "..."...) })
+	return base64ish().ReplaceAllFunc(b, func(m []byte) []byte {
+		if random(m) && !uuid().Match(m) {
 			return []byte(Removed)
 		}
 		return m

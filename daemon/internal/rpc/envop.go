@@ -2,11 +2,12 @@ package rpc
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
+
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
-var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+var envName = pattern.New(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 
 // Separator separates the elements of the variable's list: a comma in the lists of bind mounts
 // of Apptainer and Singularity, a colon everywhere else.
@@ -19,7 +20,7 @@ func (o EnvOp) Separator() string {
 
 // Check returns what is wrong with a change, nil if it fits in one line of text.
 func (o EnvOp) Check() error {
-	if !envName.MatchString(o.Name) {
+	if !envName().MatchString(o.Name) {
 		return fmt.Errorf("%.64q is not the name of a variable", o.Name)
 	}
 	if strings.ContainsAny(o.Value, "\n\x00") {

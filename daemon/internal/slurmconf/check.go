@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 // Slurm is what is asked of it, *slurm.Commands.
@@ -235,14 +235,14 @@ func (c *checker) accounting() {
 
 // A site's job_submit.lua may name its table, and calls ours in any way.
 var (
-	luaTable = regexp.MustCompile(`\.table\s*\(\s*["']([^"']+)["']`)
-	luaCall  = regexp.MustCompile(`\.(apply|modify)\s*\(`)
+	luaTable = pattern.New(`\.table\s*\(\s*["']([^"']+)["']`)
+	luaCall  = pattern.New(`\.(apply|modify)\s*\(`)
 )
 
 // callsOurs says whether a job_submit.lua has jobs charged.
 func callsOurs(text []byte) bool {
 	calls := map[string]bool{}
-	for _, m := range luaCall.FindAllSubmatch(text, -1) {
+	for _, m := range luaCall().FindAllSubmatch(text, -1) {
 		calls[string(m[1])] = true
 	}
 	return bytes.Contains(text, []byte("sluice.lua")) && calls["apply"] && calls["modify"]
@@ -268,7 +268,7 @@ func (c *checker) submit() {
 		return
 	}
 	table := filepath.Join("/etc/slurm", TableName)
-	if m := luaTable.FindSubmatch(text); m != nil {
+	if m := luaTable().FindSubmatch(text); m != nil {
 		table = string(m[1])
 	}
 	got, err := os.ReadFile(table)

@@ -6,9 +6,10 @@ import (
 	"hash/crc32"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 // Editing slurm.conf for a site. A comment above every changed line has the old line, and a checksum of the new one. Added lines are
@@ -22,8 +23,8 @@ const (
 )
 
 var (
-	wasLine   = regexp.MustCompile(`^#sluice-was ([0-9a-f]{8}): (.*)$`)
-	beginLine = regexp.MustCompile(`^#sluice-begin ([0-9a-f]{8}):`)
+	wasLine   = pattern.New(`^#sluice-was ([0-9a-f]{8}): (.*)$`)
+	beginLine = pattern.New(`^#sluice-begin ([0-9a-f]{8}):`)
 )
 
 func sum(line string) string { return fmt.Sprintf("%08x", crc32.ChecksumIEEE([]byte(line))) }
@@ -39,8 +40,8 @@ func Remove(path string, text []byte) ([]byte, error) {
 	begun, added, inside := 0, "", ""
 	for i := 0; i < len(lines); i++ {
 		line := strings.TrimSuffix(lines[i], "\n")
-		m := wasLine.FindStringSubmatch(line)
-		b := beginLine.FindStringSubmatch(line)
+		m := wasLine().FindStringSubmatch(line)
+		b := beginLine().FindStringSubmatch(line)
 		switch {
 		case inside != "" && line == endMark:
 			if sum(added) != inside {
@@ -147,14 +148,14 @@ func (e *edit) read(text string) {
 			continue
 		}
 		e.at[strings.ToLower(key)] = i
-		if m := another.FindStringSubmatch(value); m != nil && !strings.EqualFold(key, "NodeName") {
+		if m := another().FindStringSubmatch(value); m != nil && !strings.EqualFold(key, "NodeName") {
 			e.fail(i, "%s is not the first setting of its line; write it on a line of its own", m[1])
 		}
 	}
 }
 
 // another is one of the keys that are edited, behind another setting of the same line.
-var another = regexp.MustCompile(`(?i)\s(GresTypes|Licenses|JobSubmitPlugins|PrologFlags|Prolog|Epilog|PrologSlurmctld|EpilogSlurmctld)\s*=`)
+var another = pattern.New(`(?i)\s(GresTypes|Licenses|JobSubmitPlugins|PrologFlags|Prolog|Epilog|PrologSlurmctld|EpilogSlurmctld)\s*=`)
 
 func (e *edit) fail(line int, format string, a ...any) {
 	if e.err == nil {
@@ -251,7 +252,7 @@ func (e *edit) hook(key, file string) {
 	}
 }
 
-var gresOf = regexp.MustCompile(`(?i)(^|\s)(Gres=)(\S+)`)
+var gresOf = pattern.New(`(?i)(^|\s)(Gres=)(\S+)`)
 
 // nodeLines adds the gres to the nodes' lines.
 func (e *edit) nodeLines(gres string) {
@@ -262,7 +263,7 @@ func (e *edit) nodeLines(gres string) {
 			continue
 		}
 		name, _, _ := strings.Cut(value, " ")
-		m := gresOf.FindStringSubmatch(value)
+		m := gresOf().FindStringSubmatch(value)
 		if m != nil && strings.ContainsAny(m[3], "\"'") {
 			e.fail(i, "Gres is in quotes; write it without")
 		}
@@ -292,7 +293,7 @@ func (e *edit) nodeLines(gres string) {
 		case slices.ContainsFunc(list(m[3]), func(g string) bool { return g == Gres || strings.HasPrefix(g, Gres+":") }):
 			continue
 		default:
-			code = gresOf.ReplaceAllString(code, "${1}${2}${3},"+gres)
+			code = gresOf().ReplaceAllString(code, "${1}${2}${3},"+gres)
 		}
 		if e.whole(i) {
 			e.lines[i] = code + rest

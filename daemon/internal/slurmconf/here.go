@@ -7,12 +7,12 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 // What is checked on this node besides slurm.conf: its name, and the files of the shim, the scripts and the plug-in.
@@ -87,11 +87,11 @@ func (c *checker) partitions(have []string, err error) {
 }
 
 // numbered is a user as scontrol prints one: slurm(64030).
-var numbered = regexp.MustCompile(`^([^(]+)\((\d+)\)$`)
+var numbered = pattern.New(`^([^(]+)\((\d+)\)$`)
 
 // slurmUser looks whether slurm.user is SlurmUser: the daemon lets nobody else run the two scripts of the controller.
 func (c *checker) slurmUser() {
-	m := numbered.FindStringSubmatch(c.conf["SlurmUser"])
+	m := numbered().FindStringSubmatch(c.conf["SlurmUser"])
 	if m == nil || m[2] == "0" || m[1] == c.cfg.Slurm.User || m[2] == c.cfg.Slurm.User {
 		return
 	}
@@ -102,11 +102,11 @@ func (c *checker) slurmUser() {
 }
 
 // luaFile is a file that job_submit.lua loads.
-var luaFile = regexp.MustCompile(`dofile\s*\(?\s*["']([^"']+)["']`)
+var luaFile = pattern.New(`dofile\s*\(?\s*["']([^"']+)["']`)
 
 // loads looks whether what a job_submit.lua loads is there. A slurmctld that runs keeps what it has read; one that starts does not start.
 func (c *checker) loads(text []byte) bool {
-	for _, m := range luaFile.FindAllSubmatch(text, -1) {
+	for _, m := range luaFile().FindAllSubmatch(text, -1) {
 		path := string(m[1])
 		fi, err := os.Stat(path)
 		if err == nil && fi.Mode().Perm()&0o004 != 0 {

@@ -8,13 +8,14 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
 // KernelLog has the kernel's messages since the boot, one for each read (Documentation/ABI/testing/dev-kmsg in Linux).
@@ -186,10 +187,10 @@ const recoveryChanged = 154
 var (
 	// Only the beginning of the message is the driver's own. Later it may have the name of a program, which its user chooses; and the
 	// messages of the kernel that begin with the name of a program have no more than 15 bytes of it.
-	xid = regexp.MustCompile(`^NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?\): ([0-9]{1,4})(?:,|$)`)
+	xid = pattern.New(`^NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?\): ([0-9]{1,4})(?:,|$)`)
 	// loaded is printed by the proprietary and the open module.
-	loaded    = regexp.MustCompile(`^NVRM: loading NVIDIA UNIX `)
-	recovered = regexp.MustCompile(`GPU recovery action changed from 0x[0-9a-f]+ \([A-Za-z0-9 ]*\) to 0x0 \([A-Za-z0-9 ]*\)$`)
+	loaded    = pattern.New(`^NVRM: loading NVIDIA UNIX `)
+	recovered = pattern.New(`GPU recovery action changed from 0x[0-9a-f]+ \([A-Za-z0-9 ]*\) to 0x0 \([A-Za-z0-9 ]*\)$`)
 )
 
 // parse reads a record of the kernel's log: "priority,sequence,microseconds,flags;message", then lines that begin with a space.
@@ -211,16 +212,16 @@ func parse(s string) (record, bool) {
 	}
 	r := record{at: time.Duration(us) * time.Microsecond}
 	text, _, _ = strings.Cut(text, "\n")
-	if loaded.MatchString(text) {
+	if loaded().MatchString(text) {
 		r.loaded = true
 		return r, true
 	}
-	m := xid.FindStringSubmatch(text)
+	m := xid().FindStringSubmatch(text)
 	if m == nil {
 		return record{}, false
 	}
 	r.pci = strings.ToLower(fmt.Sprintf("%08s:%s:%s.0", m[1], m[2], m[3]))
 	r.code, _ = strconv.Atoi(m[4])
-	r.recovered = r.code == recoveryChanged && recovered.MatchString(text)
+	r.recovered = r.code == recoveryChanged && recovered().MatchString(text)
 	return r, true
 }
