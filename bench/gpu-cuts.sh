@@ -5,7 +5,7 @@
 # Usage: bench/gpu-cuts.sh [--only train,over] [--list]
 # Needs: build/bin, build/shim, a GPU with its driver, python3 with torch and torchvision. No Go. Takes about 14 minutes.
 # The raw log is cuts.jsonl in $SLUICE_LOGS (default build/gpu-logs); bench/cuts.py judges it. SLUICE_CUTS is the number of
-# cuts (10), SLUICE_CUT_SECONDS the length of each (60), SLUICE_TRAIN_SECONDS how long the programs train natively (45),
+# cuts (10), SLUICE_CUT_SECONDS the length of each (60), SLUICE_MEM the memory of each program's lease (20G), SLUICE_TRAIN_SECONDS how long the programs train natively (45),
 # SLUICE_CUT_GRACE the grace of the last one in seconds (10), SLUICE_CUT_PROGRAM what stands in for cut_train.py.
 # Exit status 0 if every loss is the same to the bit, no cut costs more than a second beside its length, and the error and
 # the memory of the last one come in time.
