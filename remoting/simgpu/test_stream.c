@@ -586,6 +586,44 @@ static void t_storm(void)
 	CHECK(n == n0);
 }
 
+static void nap(void *arg)
+{
+	usleep(*(unsigned *)arg);
+}
+
+/* Access that is taken away, and a mapping that ends, wait for the work that uses the memory. */
+static void t_access(void)
+{
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	CUmemAccessDesc on = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemAccessDesc off = { .location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_NONE };
+	CUmemGenericAllocationHandle h;
+	unsigned us = 50000, got = 0;
+	CUdeviceptr va;
+	CUstream s;
+
+	begin();
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	CU(cuMemAddressReserve(&va, 4 * MIB, 0, 0, 0));
+	CU(cuMemCreate(&h, 2 * MIB, &prop, 0));
+	CU(cuMemMap(va, 2 * MIB, 0, h, 0));
+	CU(cuMemSetAccess(va, 2 * MIB, &on, 1));
+	CU(cuLaunchHostFunc(s, nap, &us));
+	CU(cuMemsetD8Async(va, 7, 2 * MIB, s));
+	CU(cuMemSetAccess(va, 2 * MIB, &off, 1));
+	IS(cuMemsetD8Async(va, 8, 4, s), CUDA_ERROR_INVALID_VALUE);
+	CU(cuMemSetAccess(va, 2 * MIB, &on, 1));
+	CU(cuMemcpyDtoH_v2(&got, va + 2 * MIB - 4, 4));
+	CHECK(got == 0x07070707);
+	CU(cuLaunchHostFunc(s, nap, &us));
+	CU(cuMemsetD8Async(va, 9, 2 * MIB, s));
+	CU(cuMemUnmap(va, 2 * MIB));
+	CU(cuStreamSynchronize(s));
+	CU(cuMemRelease(h));
+	CU(cuMemAddressFree(va, 4 * MIB));
+	CU(cuStreamDestroy_v2(s));
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test tests[] = {
@@ -602,6 +640,7 @@ int main(int argc, char **argv)
 		{ "what capture forbids", t_capture_errors, { NULL } },
 		{ "graphs by hand", t_graph, { NULL } },
 		{ "graphs, further", t_graph_more, { NULL } },
+		{ "access to memory", t_access, { NULL } },
 		{ "many threads", t_storm, { NULL } },
 		{ NULL, NULL, { NULL } },
 	};

@@ -250,6 +250,15 @@ static bool covered(uint64_t p, size_t n, size_t *first, size_t *count)
 	return p == end;
 }
 
+/* Waits for the work that may use the mappings of [p, p+n), as covered says which; work that is queued meanwhile may not. */
+static bool wait_without(CUdeviceptr p, size_t n, size_t *at, size_t *count)
+{
+	for (size_t i = 0; i < *count; i++)
+		sim.range[*at + i]->accessible = false;
+	all_wait();
+	return covered(p, n, at, count);
+}
+
 API CUresult cuMemUnmap(CUdeviceptr p, size_t n)
 {
 	CUresult r = sim_enter();
@@ -259,8 +268,7 @@ API CUresult cuMemUnmap(CUdeviceptr p, size_t n)
 		return r;
 	if (!covered(p, n, &at, &count))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
-	all_wait();	/* no queued work may lose it */
-	if (!covered(p, n, &at, &count))
+	if (!wait_without(p, n, &at, &count))
 		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (mmap((void *)(uintptr_t)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
 	    MAP_FAILED)
@@ -294,6 +302,8 @@ API CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *desc
 	}
 	if (r)
 		return sim_leave(r);
+	if (!on && !wait_without(p, n, &at, &maps))
+		return sim_leave(CUDA_ERROR_INVALID_VALUE);
 	if (mprotect((void *)(uintptr_t)p, n, on ? PROT_READ | PROT_WRITE : PROT_NONE))
 		return sim_leave(CUDA_ERROR_OPERATING_SYSTEM);
 	for (size_t i = 0; i < maps; i++) {
