@@ -63,7 +63,7 @@ free_port() {
 	"$PYTHON" - <<-'P'
 		import random, socket
 		while True:
-		    port = random.randrange(10000, 32768)  # below those that the kernel gives to whoever asks for any
+		    port = random.randrange(32000, 32768)  # above those of test/slurm/lab, below those that the kernel gives to whoever asks for any
 		    with socket.socket() as s:
 		        try:
 		            s.bind(("", port))
