@@ -61,7 +61,7 @@ func (p parts) shown() string {
 	return text
 }
 
-// choice ends an error about a job of which nothing is known: it says which parts there are to ask for. It is "" for a job without parts.
+// choice is the end of an error about an unknown job. It lists the parts that have records of their own, and is "" for a job without parts.
 func (p parts) choice() string {
 	if len(p.list) == 0 {
 		return ""

@@ -57,7 +57,7 @@ func Devices(grants []Grant) []Grant {
 	return list
 }
 
-// WholeGPUs are the GPUs of which a lease was granted all percent at first, as a Part's GPUs.
+// WholeGPUs returns the GPUs that were granted to a lease whole, as a mask like Part.GPUs.
 func WholeGPUs(grants []Grant) (gpus uint32) {
 	for i, g := range Devices(grants) {
 		if g.Paid() == 100 {
