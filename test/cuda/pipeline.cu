@@ -57,26 +57,32 @@ static void take(int i)
 	memset(host[k], 0, N * sizeof(int));
 }
 
-/* An event stands for its newest record, and those recorded before that one do not wait for it. */
+/*
+ * An event stands for its newest record, and those recorded before that one do not wait for it: the first is done while the second is not.
+ * A machine that is busy, or a cut of the connection, may be late to see that, so there are several rounds.
+ */
 static void anew(void)
 {
 	const long long ms = 1000000;
-	double t0;
+	int seen = 0;
 
-	for (int round = 0; round < 3; round++) {
+	for (int round = 0; round < 10 && seen < 3; round++) {
+		cudaError_t err;
+
 		CHECK(cudaEventRecord(done[0], stream[0]));
 		stage<<<1, 256, 0, stream[0]>>>(device[1], N, 0, 2 * ms);
 		CHECK(cudaEventRecord(done[1], stream[0]));
 		stage<<<1, 256, 0, stream[0]>>>(device[0], N, 0, WAITING * ms);
 		CHECK(cudaEventRecord(done[0], stream[0]));
 		stage<<<1, 256, 0, stream[0]>>>(device[0], N, 0, 1000);
-		t0 = seconds();
 		CHECK(cudaEventSynchronize(done[1]));
-		REQUIRE(seconds() - t0 < WAITING * 1e-3 / 2, "an event waited for another's newer record, %.3f s", seconds() - t0);
-		EXPECT(cudaEventQuery(done[0]), cudaErrorNotReady);
+		err = cudaEventQuery(done[0]);
+		REQUIRE(!err || err == cudaErrorNotReady, "%s", cudaGetErrorName(err));
+		seen += err == cudaErrorNotReady;
 		CHECK(cudaEventSynchronize(done[0]));
 		CHECK(cudaStreamSynchronize(stream[0]));
 	}
+	REQUIRE(seen, "an event waited for another's newer record in each of ten rounds");
 }
 
 /* An event whose last record is not done yet may be recorded in a capture, and is the capture's from then on. */
