@@ -384,14 +384,18 @@ func TestCutsAndKills(t *testing.T) {
 		}
 		done := make(chan error, 1)
 		go func() { done <- cmd.Wait() }()
-		waitFor(t, 30*time.Second, "a session", func() bool { return len(w.sessions()) > 0 || len(done) > 0 })
+		var pids []int // known from now on: a session without a connection is not among w.sessions
+		waitFor(t, 30*time.Second, "a session", func() bool {
+			pids = w.sessions()
+			return len(pids) > 0 || len(done) > 0
+		})
 		time.Sleep(time.Duration(rnd.IntN(500)) * time.Millisecond)
 		victim := "session"
 		if seed%2 == 0 {
 			victim = "program"
 			_ = cmd.Process.Kill()
 		} else {
-			for _, pid := range w.sessions() {
+			for _, pid := range pids {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}
