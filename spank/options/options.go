@@ -46,9 +46,6 @@ const (
 // MaxSeconds is the longest Time.
 const MaxSeconds = 24 * 60 * 60
 
-// NameMax is the most characters that a Name has.
-const NameMax = 63
-
 // Bindings are what a task may see of its job's GPUs.
 var Bindings = []string{"all", "task"}
 
@@ -177,13 +174,7 @@ func (o *Option) valid(v string) bool {
 		}
 		return false
 	case Name:
-		for i, c := range []byte(v) {
-			letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-			if !letter && (i == 0 || !strings.ContainsRune(".-_", rune(c))) {
-				return false
-			}
-		}
-		return v != "" && len(v) <= NameMax
+		return form.IsPlainName(v)
 	}
 	return v == "1"
 }
@@ -198,7 +189,7 @@ func (o *Option) Want() string {
 	case Choice:
 		return "one of " + strings.Join(o.Choices, ", ")
 	case Name:
-		return fmt.Sprintf("a pool's name: letters, digits, '.', '-' and '_', at most %d, the first a letter or a digit", NameMax)
+		return fmt.Sprintf("a pool's name: letters, digits, '.', '-' and '_', at most %d, the first a letter or a digit", form.MaxPlainName)
 	}
 	return "no value"
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -310,7 +311,7 @@ func parsePeer(s, port string) (Peer, string) {
 	} else {
 		addr = net.JoinHostPort(s, port)
 	}
-	if !isName(name) {
+	if !form.IsPlainName(name) {
 		return Peer{}, "a node name has letters, digits, '.', '-' and '_'"
 	}
 	return Peer{name, addr}, ""

@@ -24,11 +24,11 @@ var (
 func (p *parser) slurm() {
 	c := &p.cfg.Slurm
 	for _, n := range c.Controllers {
-		if !isName(n) {
+		if !form.IsPlainName(n) {
 			p.fail("slurm.controllers", "%q is not a node name", n)
 		}
 	}
-	if n, err := strconv.ParseUint(c.User, 10, 32); !isName(c.User) || err == nil && n == 1<<32-1 {
+	if n, err := strconv.ParseUint(c.User, 10, 32); !form.IsPlainName(c.User) || err == nil && n == 1<<32-1 {
 		p.fail("slurm.user", "%q is neither a user's name nor a number", c.User)
 	}
 	if strings.ContainsAny(c.Lib, ":;$ ") {
@@ -84,7 +84,7 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 	name := key.Value
 	pool := Pool{Place: "best-fit"}
 	switch _, twice := p.cfg.Pools[name]; {
-	case !isName(name):
+	case !form.IsPlainName(name):
 		p.failAt(key, "%q is not a pool's name (letters, digits, '.', '-' and '_', at most 63)", name)
 		return
 	case twice:
@@ -216,7 +216,7 @@ func (p *parser) readPartitions() {
 		key, val := p.parts.Content[i], p.parts.Content[i+1]
 		name := key.Value
 		switch _, twice := p.cfg.Partitions[name]; {
-		case !isName(name):
+		case !form.IsPlainName(name):
 			p.failAt(key, "%q is no partition's name (letters, digits, '.', '-' and '_', at most 63)", name)
 		case twice:
 			p.failAt(key, "partition %s is there twice", name)

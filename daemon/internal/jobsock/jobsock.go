@@ -222,7 +222,7 @@ func parse(line string) (job string, step Step, err error) {
 	if len(words) > 1 {
 		job, step.ID = words[0], words[1]
 	}
-	if _, ok := form.Number(step.ID); !ok || !form.IsJobID(job) {
+	if _, ok := form.Number(step.ID); !ok || !form.JobID(job).Valid() {
 		return "", step, fmt.Errorf("%.64q is not a job and step of Slurm's", rest)
 	}
 	for i, w := range words[2:] {

@@ -135,7 +135,7 @@ const (
 // Lease is what an owner keeps for its part of it (Grants are then that owner's),
 // and the host for all of it.
 type Lease struct {
-	ID      string    `json:"id"` // as form.IsLeaseID takes it; the same at every owner
+	ID      string    `json:"id"` // as form.ParseLeaseID takes it; the same at every owner
 	Request Request   `json:"request"`
 	Grants  []Grant   `json:"grants"` // in the order of the request's fractions
 	State   State     `json:"state"`

@@ -109,7 +109,7 @@ func (s *Set) Leftovers() (ids []string) {
 	}
 	entries, _ := os.ReadDir(s.dir())
 	for _, e := range entries {
-		if form.IsLeaseID(e.Name()) { // others are not ours
+		if form.LeaseID(e.Name()).Valid() { // others are not ours
 			ids = append(ids, e.Name())
 		}
 	}
