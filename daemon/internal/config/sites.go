@@ -9,6 +9,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/pattern"
 )
@@ -98,7 +99,7 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 		k, v := val.Content[i], val.Content[i+1]
 		switch k.Value {
 		case "place":
-			pool.Place = p.oneOf(v, "pools."+name+".place", "best-fit", "spread")
+			pool.Place = p.oneOf(v, "pools."+name+".place", lease.Places...)
 		case "licence":
 			pool.Licence = p.licence(v, "pools."+name+".licence")
 		case "types":
@@ -238,11 +239,11 @@ func (p *parser) partition(prefix string, val *yaml.Node) Partition {
 				p.failAt(v, "%s: there is no pool %q", key, v.Value)
 			}
 		case "policy":
-			out.Policy = p.oneOf(v, key, "fixed", "equal", "best-effort")
+			out.Policy = p.oneOf(v, key, string(lease.Fixed), string(lease.Equal), string(lease.BestEffort))
 		case "lend":
 			out.Lend = p.yesNo(v, key)
 		case "place":
-			out.Place = p.oneOf(v, key, "best-fit", "spread")
+			out.Place = p.oneOf(v, key, lease.Places...)
 		case "mem":
 			m, err := form.ParseBytes(v.Value)
 			if err != nil || m == 0 {

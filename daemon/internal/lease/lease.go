@@ -56,6 +56,9 @@ const (
 	Spread  Place = "spread"   // the emptiest
 )
 
+// Places are all of them as they are written.
+var Places = []string{string(BestFit), string(Spread)}
+
 // Process is a process of this machine, named so that its number cannot be
 // mistaken for a later one's.
 type Process struct {
