@@ -5,7 +5,7 @@ package worker
 // The client sends most operations without waiting for an answer. Natively each of them would have
 // returned its error from the call; here the program goes on before the worker has refused it. So that
 // nothing which depends on the refused operation looks as if all were well, a failure stays with the
-// stream that the operation was given to until a wait has returned it to the program:
+// stream that the operation was given to until a wait has told the program of it:
 //
 //   - a wait for that stream, or for a stream that is ordered behind it, returns the error;
 //   - an event recorded behind it never completes: a query or wait for it returns the error, until the

@@ -120,7 +120,7 @@ func (q *auditQuery) parse(now time.Time) error {
 	return nil
 }
 
-// userNumber is the uid of a user who is named by name or number.
+// userNumber returns the uid of a user, given by name or number.
 func userNumber(name string) (uint32, error) {
 	number := name
 	if u, err := user.Lookup(name); err == nil {

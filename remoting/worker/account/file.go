@@ -45,8 +45,8 @@ const (
 	stateDead    = 3 // found dead by another session; holds nothing
 )
 
-// estateTime is how long what an ended session had lent stays charged: longer than any of those who have it open takes to
-// learn of the end.
+// estateTime is how long memory that a session had lent stays charged after the session's end: longer than the sessions that
+// have it open take to learn of the end.
 const estateTime = 10 * time.Second
 
 // maxBytes is more than any device has; a damaged word cannot make sums overflow.
