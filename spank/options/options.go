@@ -54,7 +54,7 @@ var Table = []Option{
 	{
 		Name: "rgpu-mem", Arg: "SIZE", Env: "RGPU_MEM", Kind: Size,
 		Help: "device memory of each fraction, as 20G",
-		More: "powers of 1024, from 2M to 16T. Without it, the same share of the GPU's memory as of the GPU. Of a step with a --gres of its own: its part of the job's memory",
+		More: "powers of 1024, from 2M to 16T. Without it, the same share of the GPU's memory as of the GPU. For a step with a --gres of its own: its part of the job's memory",
 	},
 	{
 		Name: "rgpu-policy", Arg: "POLICY", Env: "RGPU_POLICY", Kind: Choice,
