@@ -46,6 +46,12 @@ const (
 // MaxSeconds is the longest Time.
 const MaxSeconds = 24 * 60 * 60
 
+// Limits of an answer on the job socket, in bytes: the text of an error, and the changes of a task's environment.
+const (
+	TextMax = 1024
+	BodyMax = 64 * 1024
+)
+
 // Bindings are what a task may see of its job's GPUs.
 var Bindings = []string{"all", "task"}
 
