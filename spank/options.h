@@ -11,6 +11,8 @@
 #define SL_OPTION_MAX_MIB 16777216ull
 #define SL_OPTION_MAX_SECONDS 86400u
 #define SL_OPTION_NAME_MAX 63
+#define SL_TEXT_MAX 1024 /* bytes of an error in an answer on the job socket */
+#define SL_BODY_MAX 65536 /* bytes of the changes in one */
 
 enum sl_option_kind { SL_OPTION_SIZE, SL_OPTION_CHOICE, SL_OPTION_NAME, SL_OPTION_TIME, SL_OPTION_FLAG };
 

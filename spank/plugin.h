@@ -14,14 +14,14 @@
 #include <stdint.h>
 #include <sys/un.h>
 
+#include "options.h"
+
 /* The plug-in exports only what Slurm calls. */
 #pragma GCC visibility push(default)
 #include <slurm/spank.h>
 #pragma GCC visibility pop
 
 #define SL_SOCKET "/run/sluice/job.sock"
-#define SL_TEXT_MAX 1024
-#define SL_BODY_MAX (64 * 1024)
 
 /* --- settings.c: the arguments in plugstack.conf --- */
 

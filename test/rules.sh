@@ -59,6 +59,7 @@ only() {
 
 only renamed '^internal/safefile/' 'go err = os.Rename(tmp, path)
 go err = unix.Renameat(d, temp, d, name)
+go err = root.Rename(tmp, name)
 go _, _, errno := unix.Syscall6(unix.SYS_RENAMEAT2, a, b, c, d, 0, 0)
 c if (rename(from, to))
 c return renameat2(dir, from, dir, to, 0);
@@ -66,12 +67,19 @@ c return (int)syscall(SYS_renameat, dir, from, dir, to);
 lua os.rename(tmp, path)
 sh mv "$new" "$path"
 sh [ ! -e "$new" ] || mv -f "$new" "$path"' \
-	'\b(os|unix|syscall)\.[Rr]ename|\bSYS_(RENAME|rename)|\brename(at2?)?\(|(^|[;&|({]|\b(then|do|else))[[:space:]]*(command )?mv[[:space:]]' \
+	'\b(os|unix|syscall)\.[Rr]ename|\.Rename(at2?)?\(|\bSYS_(RENAME|rename)|\brename(at2?)?\(|(^|[;&|({]|\b(then|do|else))[[:space:]]*(command )?mv[[:space:]]' \
 	'files are renamed by internal/safefile alone: three of seven copies had forgotten to sync'
 # Files of the kernel are written in place.
 only written '^internal/safefile/|^daemon/internal/workers/cgroup\.go$|^remoting/worker/bind\.go$' 'go b := os.WriteFile(path, b, 0o600)' \
 	'\bos\.(Create|CreateTemp|WriteFile|Link|Symlink)\(' \
 	'files are written by internal/safefile: half a file after a crash is worse than none'
+# What is not written whole: locks, marks without content, logs that are appended to, files that processes map, and mount points.
+only created '^internal/safefile/|^daemon/internal/(audit/audit|jobsock/notes|node/rundir)\.go$|^remoting/(wire/transport|worker/(bind|store/upload|turns/schedule))\.go$|^oci-hook/internal/(rootfs/rootfs|wrapper/wrapper)\.go$' \
+	'go f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+go fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CREAT, 0o600)' '\b(os|unix|syscall)\.O_CREAT' \
+	'files are created by internal/safefile: half a file after a crash is worse than none'
+only viper '^daemon/internal/config/load\.go$' 'go v := viper.New()
+go import "github.com/spf13/viper"' '\bviper\.|spf13/viper"' 'daemon/internal/config reads the configuration, once: it says in which file and line a mistake is'
 only peer '^internal/unixsock/' 'go unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 c if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len))' 'GetsockoptUcred|\bSO_PEER(CRED|PIDFD)\b|\bgetpeereid\(' \
 	'internal/unixsock says who is at the other end of a connection: a pid alone may be that of another process by now'
@@ -127,10 +135,13 @@ only wire '^remoting/(api|wire)/' 'c #define CTL_BEAT 3
 c #define SL_MAX_DEVICES 16
 go const OpBeat = 3
 go 	FrameReply uint16 = 1
-go if m != 0x4c43574c {' '#define[[:space:]]+(CTL|SL_(FRAME|STATUS|SESSION|FEATURE|MAX|OP))_|^[[:space:]]*(const[[:space:]]+)?(Op|Frame|Kind|Status|Feature)[A-Z][A-Za-z]*[[:space:]]+([a-z0-9]+[[:space:]]+)?=[[:space:]]*[0-9]|0x4c43574c|"SLUICE(\\r|-L)' \
+go const OpBeat2 uint16 = 0xF00F
+c send(s, 0xf00f, NULL, 0);
+go if m != 0x4c43574c {' '#define[[:space:]]+(CTL|SL_(FRAME|STATUS|SESSION|FEATURE|MAX|OP))_|^[[:space:]]*(const[[:space:]]+)?(Op|Frame|Kind|Status|Feature)[A-Z][A-Za-z]*[[:space:]]+([a-z0-9]+[[:space:]]+)?=[[:space:]]*[0-9]|0x4c43574c|"SLUICE(\\r|-L)|\b0x[fF]0[0-2][0-9a-fA-F]\b' \
 	'remoting/api/wire.tbl has the numbers and limits of the wire: of five copies by hand two had other limits'
 only snapshot '^remoting/(api|wire)/|^remoting/client/connect\.c$' 'c struct wire_snapshot_head h;
-go var h wire.SnapshotHead' 'wire_snapshot_head|wire\.SnapshotHead' \
+c struct wire_device_head h;
+go var h wire.SnapshotHead' 'wire_(snapshot|device)_head|wire\.(Snapshot|Device)Head' \
 	'a snapshot has one decoder for both shims, in remoting/client/connect.c, and one in remoting/wire'
 only pattern '^internal/pattern/|^remoting/api/' 'go var nameRE = regexp.MustCompile("^[a-z]+$")
 go 	clock = regexp.MustCompile(`^\d+$`)' 'regexp\.MustCompile\(' 'internal/pattern compiles a regular expression when it is used: compiling all of them took a command a quarter of its time'

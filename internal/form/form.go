@@ -7,6 +7,7 @@ package form
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"fmt"
 	"math"
 	"regexp"
 	"strconv"
@@ -22,6 +23,9 @@ const MaxName = 256
 
 var leaseID = pattern.New(`^[0-9a-f]{32}$`)
 
+// LeaseID is a lease's id: 32 hexadecimal digits, in lower case. It is safe as the name of a file.
+type LeaseID string
+
 // NewLeaseID makes a lease's id, which is random.
 func NewLeaseID() string {
 	var b [16]byte
@@ -29,21 +33,36 @@ func NewLeaseID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// IsLeaseID says whether s has the form of a lease's id: 32 hexadecimal digits, in lower
-// case. It is safe as the name of a file.
-func IsLeaseID(s string) bool { return leaseID().MatchString(s) }
+// Valid says whether id has the form of a lease's id.
+func (id LeaseID) Valid() bool { return leaseID().MatchString(string(id)) }
 
-// LeaseIDWant says in words what IsLeaseID takes.
-const LeaseIDWant = "32 hexadecimal digits in lower case"
+// ParseLeaseID reads a lease's id.
+func ParseLeaseID(s string) (LeaseID, error) {
+	if !LeaseID(s).Valid() {
+		return "", fmt.Errorf("lease %.40q: want a lease's id, 32 hexadecimal digits in lower case; see sluice list", s)
+	}
+	return LeaseID(s), nil
+}
 
 // maxJob is the greatest job id: the two above it are Slurm's NO_VAL and INFINITE.
 const maxJob = math.MaxUint32 - 2
 
-// IsJobID says whether s is a job id of Slurm's as its hooks are given it: a number from 1,
-// without zeros before it, since job ids are compared as texts.
-func IsJobID(s string) bool {
-	n, ok := Number(s)
+// JobID is a job id of Slurm's as its hooks are given it: a number from 1, without zeros
+// before it, since job ids are compared as texts.
+type JobID string
+
+// Valid says whether id has the form of a job id of Slurm's.
+func (id JobID) Valid() bool {
+	n, ok := Number(string(id))
 	return ok && n > 0 && n <= maxJob
+}
+
+// ParseJobID reads a job id of Slurm's.
+func ParseJobID(s string) (JobID, error) {
+	if !JobID(s).Valid() {
+		return "", fmt.Errorf("job %.64q: want a job id of Slurm's, a number as 42", s)
+	}
+	return JobID(s), nil
 }
 
 // Number reads a number of 32 bits in its one decimal form.
@@ -51,6 +70,15 @@ func Number(s string) (n uint32, ok bool) {
 	v, err := strconv.ParseUint(s, 10, 32)
 	return uint32(v), err == nil && strconv.FormatUint(v, 10) == s
 }
+
+// MaxPlainName is the most characters that a plain name has.
+const MaxPlainName = 63
+
+var plainName = pattern.New(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// IsPlainName says whether s is a name that an administrator gives to a pool, a cluster or a node: letters, digits, '.', '-' and
+// '_', the first a letter or a digit.
+func IsPlainName(s string) bool { return len(s) <= MaxPlainName && plainName().MatchString(s) }
 
 const run = "run-"
 

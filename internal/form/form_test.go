@@ -12,31 +12,43 @@ import (
 
 func TestLeaseID(t *testing.T) {
 	for range 100 {
-		if id := NewLeaseID(); !IsLeaseID(id) {
-			t.Fatalf("%q is not taken", id)
+		id := NewLeaseID()
+		if got, err := ParseLeaseID(id); err != nil || string(got) != id || !got.Valid() {
+			t.Fatalf("%q is not taken: %v", id, err)
 		}
 	}
 	good := strings.Repeat("0a", 16)
 	for _, bad := range []string{"", good[1:], good + "0", good[1:] + "g", good[1:] + "A", good[1:] + "\n", good + "\n", "../" + good[3:], " " + good[1:]} {
-		if IsLeaseID(bad) {
-			t.Errorf("%q is taken", bad)
+		if _, err := ParseLeaseID(bad); LeaseID(bad).Valid() || err == nil || !strings.Contains(err.Error(), "32 hexadecimal digits") {
+			t.Errorf("%q is taken, or refused without saying what is wanted: %v", bad, err)
 		}
 	}
 }
 
 func TestJobID(t *testing.T) {
 	for _, good := range []string{"1", "42", "67108863", "4294967293"} {
-		if !IsJobID(good) || IsRunJob(good) {
-			t.Errorf("%q is not taken", good)
+		if id, err := ParseJobID(good); err != nil || !id.Valid() || IsRunJob(good) {
+			t.Errorf("%q is not taken: %v", good, err)
 		}
 	}
 	for _, bad := range []string{"", "0", "01", "+1", "-1", " 1", "1 ", "1_2", "1\n", "0x1", "4294967294", "4294967295", "9999999999", "run-1", "١"} {
-		if IsJobID(bad) {
+		if _, err := ParseJobID(bad); JobID(bad).Valid() || err == nil {
 			t.Errorf("%q is taken", bad)
 		}
 	}
-	if job := NewRunJob(); !IsRunJob(job) || IsJobID(job) || job == NewRunJob() {
+	if job := NewRunJob(); !IsRunJob(job) || JobID(job).Valid() || job == NewRunJob() {
 		t.Errorf("%q", job)
+	}
+}
+
+func TestPlainName(t *testing.T) {
+	for name, want := range map[string]bool{
+		"a": true, "A-1_b.c": true, "7": true, strings.Repeat("x", MaxPlainName): true,
+		"": false, ".a": false, "-a": false, "_a": false, "a b": false, "a/b": false, "ä": false, "a\n": false, strings.Repeat("x", MaxPlainName+1): false,
+	} {
+		if IsPlainName(name) != want {
+			t.Errorf("%q: %v, want %v", name, !want, want)
+		}
 	}
 }
 
@@ -105,6 +117,11 @@ func TestBytes(t *testing.T) {
 }
 
 func TestPercents(t *testing.T) {
+	for p, want := range map[Percent]bool{0: false, 1: true, 100: true, 101: false} {
+		if p.Valid() != want {
+			t.Errorf("%d: %v, want %v", p, !want, want)
+		}
+	}
 	for s, want := range map[string]string{
 		"50": "50", "50%": "50", "1,100": "1,100", "250": "100,100,50", "150,20%": "100,50,20", "1600": strings.Repeat("100,", 15) + "100",
 	} {

@@ -22,13 +22,19 @@ const MaxGPUMem = 1 << 44
 // MaxPercent is the most percent that one lease has.
 const MaxPercent = 100 * MaxDevices
 
+// Percent is a share of GPUs: of one GPU 1 to 100, of those of a lease at most MaxPercent.
+type Percent uint32
+
+// Valid says whether p is a share of one GPU.
+func (p Percent) Valid() bool { return p >= 1 && p <= 100 }
+
 // ParsePercent reads a share of GPUs: 1 to most percent, as 50 or 50%.
-func ParsePercent(s string, most uint32) (uint32, error) {
+func ParsePercent(s string, most uint32) (Percent, error) {
 	n, err := strconv.ParseUint(strings.TrimSuffix(s, "%"), 10, 32)
 	if err != nil || n == 0 || n > uint64(most) {
 		return 0, fmt.Errorf("%q is not a percent from 1 to %d", s, most)
 	}
-	return uint32(n), nil
+	return Percent(n), nil
 }
 
 // ParsePercents reads the fractions of one lease: percent of a GPU as 50, a list for

@@ -40,8 +40,8 @@ func keep(path string, how How, again func(error), every time.Duration) (*Kept, 
 	return k, nil
 }
 
-// look makes the socket again where two looks, one after the other, have found no path: by then those who had connected before the
-// removal have been accepted.
+// look makes the socket again when two looks in a row have found no path: clients that had connected before the removal have been
+// accepted by then.
 func (k *Kept) look(every time.Duration) {
 	t := time.NewTicker(every)
 	defer t.Stop()

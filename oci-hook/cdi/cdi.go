@@ -12,7 +12,6 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/sluice-hpc/sluice/internal/form"
-	"github.com/sluice-hpc/sluice/internal/pattern"
 	"github.com/sluice-hpc/sluice/internal/safefile"
 	"github.com/sluice-hpc/sluice/oci-hook/internal/request"
 )
@@ -32,7 +31,7 @@ var ErrName = errors.New("invalid name")
 // Device is what a specification describes: one lease.
 type Device struct {
 	Name  string // as users write it: job42
-	Lease string // 32 hexadecimal digits
+	Lease string // as form.ParseLeaseID takes it
 }
 
 // Place says where things are on the host and in a container.
@@ -83,16 +82,14 @@ type hook struct {
 	Timeout *int     `json:"timeout,omitempty"`
 }
 
-var nameForm = pattern.New(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
-
 // Spec makes a specification of one device. The mounts are in it for engines that run no
 // hooks; where one does, it makes the loader find what is mounted.
 func Spec(d Device, p Place) ([]byte, error) {
-	if !nameForm().MatchString(d.Name) {
+	if !form.IsPlainName(d.Name) {
 		return nil, fmt.Errorf("%w: device %q; letters, digits, _ . - make a name", ErrName, d.Name)
 	}
-	if !form.IsLeaseID(d.Lease) {
-		return nil, fmt.Errorf("%w: lease %q; a lease has 32 hexadecimal digits", ErrName, d.Lease)
+	if _, err := form.ParseLeaseID(d.Lease); err != nil {
+		return nil, fmt.Errorf("%w: %v", ErrName, err)
 	}
 	options := []string{"bind", "ro", "nosuid", "nodev"}
 	h := hook{Name: "createContainer", Path: p.Hook.Path, Args: append(append([]string{}, p.Hook.Args...), "--lease", d.Lease), Env: p.Hook.Env, Timeout: p.Hook.Timeout}

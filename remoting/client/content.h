@@ -84,8 +84,8 @@ struct sl_content_way {
 /* Begins a copy of SL_CONTENT_LEAST bytes or more. shared: the program's memory is not protected. */
 void sl_content_begin(struct sl_content_way *w, const struct sl_copy_in *c, bool shared);
 /*
- * Comes before the piece at is sent, a multiple of SL_CONTENT_PIECE. Returns how many bytes from at on the worker has been told to copy by itself; 0: they are to be
- * sent. link: its rate in bytes a second, 0 if it is not known.
+ * Called before the piece at offset `at` is sent, a multiple of SL_CONTENT_PIECE. Returns how many bytes from `at` on the worker copies from its store; 0: the caller
+ * must send them. link: the link's rate in bytes a second, 0 if it is not known.
  */
 size_t sl_content_copy(struct sl_content_way *w, size_t at, uint64_t link, CUresult *err);
 /* Ends a copy. No thread reads c->src any more. */

@@ -1,5 +1,5 @@
 /*
- * What a program can ask to be told of and never is: that it uses more memory than the system has left for it. A lease's
+ * A program can ask for a notice when it uses more memory than the system has left for it. No notice ever comes: a lease's
  * memory is its own for as long as the lease lives. Registrations are remembered so that they can be ended.
  *
  * Locking: lock guards the list.

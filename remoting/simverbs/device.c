@@ -1,8 +1,9 @@
 /*
  * The device, what the environment says of it, and fork.
  *
- * A child of fork has neither the threads nor the locks of its parent's objects: calls for these do nothing there. A context knows by its
- * generation whose it is. The child's copies of the sockets are closed at once, lest it keep a connection alive whose owner has died.
+ * A child of fork has neither the threads nor the locks of its parent's objects: calls for these do nothing there. A context's
+ * generation says which process made it. The child closes its copies of the sockets at once: they would keep a connection open after the
+ * parent has died.
  */
 #include "simverbs.h"
 

@@ -146,7 +146,7 @@ func (r *Reader) Next(h *Request) error {
 	return err
 }
 
-// short is for whoever is about to need n bytes.
+// short calls pause if less than n bytes are buffered, which the caller needs next.
 func (r *Reader) short(n int) {
 	if r.w-r.r < n && r.pause != nil {
 		r.pause()

@@ -613,8 +613,8 @@ func (s *LastingStream) Attach(fd int, received uint64, newest bool, answer func
 
 // Watch returns when the client has said goodbye (io.EOF) or has not come back for the grace, or what else has ended the stream.
 // The grace is counted while this machine is awake, since nobody can come back to one that is suspended.
-// It calls lost and back for lost connections, and over when the grace has ended, before any reader or writer has an error. They are
-// told the grace. It is no longer than the keep-alive time for a client that has said nothing yet: the client may have lost the
+// It calls lost and back for lost connections, and over when the grace has ended, before any reader or writer has an error. lost and over
+// get the grace, which is no longer than the keep-alive time for a client that has said nothing yet: the client may have lost the
 // connection before it knew how to come back, and have begun another session.
 func (s *LastingStream) Watch(most time.Duration, lost func(grace time.Duration), back func(after time.Duration), over func(grace time.Duration)) error {
 	for {

@@ -300,7 +300,7 @@ func (c *contents) buffer(s *session) []byte {
 	return make([]byte, wire.MaxContent)
 }
 
-// tee has a copy to the device fill the piece that it belongs to, of several the last that was begun.
+// tee copies the bytes of a copy to the device into the piece that they belong to: if there are several, the one begun last.
 func (c *contents) tee(dst uint64, b []byte) {
 	for i, k := range slices.Backward(c.open) {
 		if dst < k.dst || dst-k.dst > uint64(len(k.buf)) || len(b) > len(k.buf)-int(dst-k.dst) {

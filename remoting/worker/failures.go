@@ -40,12 +40,12 @@ const noStream = ^uint32(0)
 // legacyStream is the id of a context's default stream.
 const legacyStream = 0
 
-// A failure is a one-way operation's, not yet told by a wait for its stream.
+// A failure is the error of a one-way operation that no wait has returned yet.
 type failure struct {
-	place      place // its stream; noStream: any wait tells of it
+	place      place // its stream; noStream: any wait returns it
 	blocking   bool  // the stream is ordered with the context's legacy default stream
 	result     int32
-	everywhere bool // all that is given to any stream is behind it, and any wait tells of it
+	everywhere bool // all that is given to any stream is behind it, and any wait returns it
 }
 
 type failures struct {
@@ -55,7 +55,7 @@ type failures struct {
 	events map[uint32]int32 // events recorded behind a failure, by id
 }
 
-// none reports whether nothing has failed that has not been told.
+// none reports whether there is no failure that a wait has still to return.
 func (f *failures) none() bool { return !f.some.Load() }
 
 // add notes a failure. A stream keeps its first one, which is returned.
@@ -127,8 +127,8 @@ func (f *failures) edit(exec uint64) int32 {
 	return 0
 }
 
-// tell gives the error that a wait returns, and forgets the failures that it tells of: those for which
-// told says so, and those of no stream.
+// tell gives the error that a wait returns. It forgets the failures that this answers: those for which
+// told returns true, and those of no stream.
 func (f *failures) tell(told func(*failure) bool) (result int32) {
 	if f.none() {
 		return 0

@@ -224,7 +224,7 @@ func (s *session) freePointer(ptr uint64, p *pool, h href) C.CUresult {
 	delete(s.ipc.pointers, ptr)
 	if rc := C.sl_event_record(C.uint64_t(ev), C.uint64_t(h.real)); rc != 0 {
 		s.events.put(ctx, ev)
-		return rc // the use stays, so that nobody is charged too little
+		return rc // the use stays: better charged for too long than not at all
 	}
 	s.waiters.do(job{ctx, func() {
 		if C.sl_event_sync(C.uint64_t(ev)) == 0 {

@@ -87,7 +87,7 @@ type memory struct {
 
 	mu      sync.Mutex
 	held    []uint64 // reserved, per device
-	over    []uint64 // overhead told to the ledger
+	over    []uint64 // overhead that the ledger has
 	wantNow chan struct{}
 	shrink  bool // pools may have given memory back
 	base    []uint64

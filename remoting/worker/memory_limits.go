@@ -311,7 +311,7 @@ func (m *memory) measure(dev int, force, quiet bool) bool {
 		if force {
 			return true
 		}
-		// Somebody else may have told it, by force.
+		// A call with force may have reported it meanwhile.
 		i := m.s.ledger.Info(dev)
 		return i.Used <= i.Total
 	}

@@ -257,7 +257,7 @@ func (s *session) cuStreamWaitEvent(st, ev href, flags uint32) C.CUresult {
 	return rc
 }
 
-// cuCtxWaitEvent makes all streams of the context wait, of which the legacy one stands for those ordered with it.
+// cuCtxWaitEvent makes all streams of the context wait. The legacy stream stands for the streams ordered with it.
 func (s *session) cuCtxWaitEvent(ctx, ev href) C.CUresult {
 	rc := C.call_cuCtxWaitEvent(C.uint64_t(ctx.real), C.uint64_t(ev.real))
 	return s.awaitedByAll(rc, ctx.real, ev.id)

@@ -166,7 +166,7 @@ func abandoned(fd int) bool {
 }
 
 // readFurtherHello reads the HELLO of a further connection, which must be of the kind that is made here. If it returns an error about the
-// HELLO, the client has been told.
+// HELLO, the client has been sent the refusal.
 func readFurtherHello(fd int, kind uint32, where string) error {
 	var b [wire.HelloSize]byte
 	if err := readWithin(fd, b[:], helloTime); err != nil {

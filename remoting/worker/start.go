@@ -390,7 +390,7 @@ func openAccount(st *control.Start, fds []int) (*account.Session, error) {
 }
 
 // readHello reads the HELLO of a client that nobody has spoken with yet; h.Kind is the
-// kind of session that was asked for. A refusal has been told when it returns.
+// kind of session that was asked for. If it returns an error, it has sent the refusal to the client.
 func readHello(fd int, h *wire.Hello) error {
 	// Blocking calls with a time limit, as NewSocketStream wants the socket anyway.
 	if err := unix.SetNonblock(fd, false); err != nil {

@@ -160,7 +160,7 @@ func (s *session) traceTo(fd int) {
 	}()
 }
 
-// readTraceRequest reads how long a trace is asked for. If it returns an error, the client has been told, if it said HELLO.
+// readTraceRequest reads for how long a trace is asked. If it returns an error, it has sent the refusal to a client that said HELLO.
 func readTraceRequest(fd int) (time.Duration, error) {
 	if err := unix.SetNonblock(fd, false); err != nil {
 		return 0, fmt.Errorf("trace: %w", err)

@@ -200,7 +200,7 @@ func (s *session) streamCtx(id uint32) (uint64, int32) {
 // answerWhen answers the current call with the event's result once it has
 // completed. The event goes back to its pool.
 //
-// told is the error of an earlier one-way operation that the answer tells of, 0 if there is none.
+// told is the error of an earlier one-way operation that the answer returns, 0 if there is none.
 func (s *session) answerWhen(ctx, ev uint64, told int32) int32 {
 	op, call, g := s.hdr.Op, s.hdr.Call, s.gates.WaitBegins()
 	finish := func() int32 {

@@ -41,7 +41,7 @@ func Generated(read func(name string) ([]byte, error)) (map[string][]byte, error
 func C() []byte {
 	var b bytes.Buffer
 	b.WriteString("/* Generated from spank/options/options.go by go run ./spank/cmd/spankgen; do not edit. */\n#ifndef SLUICE_SPANK_OPTIONS_H\n#define SLUICE_SPANK_OPTIONS_H\n\n#include <stdbool.h>\n\n")
-	fmt.Fprintf(&b, "#define SL_GRES %q /* and how the names of all our licences begin */\n#define SL_GPUS_MAX %d /* of one lease */\n#define SL_OPTIONS %d\n#define SL_OPTION_MIN_MIB %dull\n#define SL_OPTION_MAX_MIB %dull\n#define SL_OPTION_MAX_SECONDS %du\n#define SL_OPTION_NAME_MAX %d\n\n", form.Gres, form.MaxDevices, len(Table), MinMiB, MaxMiB, MaxSeconds, NameMax)
+	fmt.Fprintf(&b, "#define SL_GRES %q /* and how the names of all our licences begin */\n#define SL_GPUS_MAX %d /* of one lease */\n#define SL_OPTIONS %d\n#define SL_OPTION_MIN_MIB %dull\n#define SL_OPTION_MAX_MIB %dull\n#define SL_OPTION_MAX_SECONDS %du\n#define SL_OPTION_NAME_MAX %d\n#define SL_TEXT_MAX %d /* bytes of an error in an answer on the job socket */\n#define SL_BODY_MAX %d /* bytes of the changes in one */\n\n", form.Gres, form.MaxDevices, len(Table), MinMiB, MaxMiB, MaxSeconds, form.MaxPlainName, TextMax, BodyMax)
 	b.WriteString("enum sl_option_kind { SL_OPTION_SIZE, SL_OPTION_CHOICE, SL_OPTION_NAME, SL_OPTION_TIME, SL_OPTION_FLAG };\n\n")
 	b.WriteString("enum {")
 	for i := range Table {

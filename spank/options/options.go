@@ -46,8 +46,11 @@ const (
 // MaxSeconds is the longest Time.
 const MaxSeconds = 24 * 60 * 60
 
-// NameMax is the most characters that a Name has.
-const NameMax = 63
+// Limits of an answer on the job socket, in bytes: the text of an error, and the changes of a task's environment.
+const (
+	TextMax = 1024
+	BodyMax = 64 * 1024
+)
 
 // Bindings are what a task may see of its job's GPUs.
 var Bindings = []string{"all", "task"}
@@ -57,7 +60,7 @@ var Table = []Option{
 	{
 		Name: "rgpu-mem", Arg: "SIZE", Env: "RGPU_MEM", Kind: Size,
 		Help: "device memory of each fraction, as 20G",
-		More: "powers of 1024, from 2M to 16T. Without it, the same share of the GPU's memory as of the GPU. Of a step with a --gres of its own: its part of the job's memory",
+		More: "powers of 1024, from 2M to 16T. Without it, the same share of the GPU's memory as of the GPU. For a step with a --gres of its own: its part of the job's memory",
 	},
 	{
 		Name: "rgpu-policy", Arg: "POLICY", Env: "RGPU_POLICY", Kind: Choice,
@@ -177,13 +180,7 @@ func (o *Option) valid(v string) bool {
 		}
 		return false
 	case Name:
-		for i, c := range []byte(v) {
-			letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-			if !letter && (i == 0 || !strings.ContainsRune(".-_", rune(c))) {
-				return false
-			}
-		}
-		return v != "" && len(v) <= NameMax
+		return form.IsPlainName(v)
 	}
 	return v == "1"
 }
@@ -198,7 +195,7 @@ func (o *Option) Want() string {
 	case Choice:
 		return "one of " + strings.Join(o.Choices, ", ")
 	case Name:
-		return fmt.Sprintf("a pool's name: letters, digits, '.', '-' and '_', at most %d, the first a letter or a digit", NameMax)
+		return fmt.Sprintf("a pool's name: letters, digits, '.', '-' and '_', at most %d, the first a letter or a digit", form.MaxPlainName)
 	}
 	return "no value"
 }

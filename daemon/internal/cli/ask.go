@@ -25,7 +25,7 @@ const maxJobName = 64
 
 var (
 	policies = form.Policies
-	places   = []string{string(lease.BestFit), string(lease.Spread)}
+	places   = lease.Places
 )
 
 // ask holds the options that describe the lease.

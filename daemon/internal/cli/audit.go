@@ -43,10 +43,10 @@ func newAudit() *cobra.Command {
 	var q auditQuery
 	cmd := &cobra.Command{
 		Use:   "audit",
-		Short: "Query the audit log of this node: who asked, got, was refused, changed what",
+		Short: "Query the audit log of this node: who asked for what, what was granted, refused or changed",
 		Long: `Print the lines of this node's audit log that fit all options, oldest first, from the files that
-were rotated too. On an owner these are the leases on its GPUs, of all nodes; on a node of jobs those of
-its jobs, and on slurmctld's what was asked for at the start of jobs.
+were rotated too. An owner's log has the leases on its GPUs, those of all nodes. The log of a node where jobs
+run has the leases of these jobs, and that of slurmctld's node what jobs asked for at their start.
 
 It reads the files, so that it needs no daemon, and the rights that the files need: root. Users see
 their own jobs by sluice explain. Lines that are damaged are skipped, and counted on standard error.
@@ -65,11 +65,11 @@ or 14:00 today. JOB is Slurm's number, or the run-... of sluice run; LEASE the b
 	f := cmd.Flags()
 	f.StringVarP(&q.user, "user", "u", "", "only of this user, by name or number")
 	f.StringVarP(&q.job, "job", "j", "", "only of this job")
-	f.StringVarP(&q.lease, "lease", "l", "", "only of this lease, or of those that begin so")
+	f.StringVarP(&q.lease, "lease", "l", "", "only of this lease, named by its id or the beginning of it")
 	f.StringVarP(&q.since, "since", "S", "", "only from this time on")
 	f.StringVarP(&q.until, "until", "E", "", "only before this time")
 	f.StringSliceVarP(&q.events, "event", "e", nil, "only these events: "+strings.Join(audit.Events(), ", "))
-	f.IntVarP(&q.last, "last", "n", 0, "only the last so many lines; 0 is all")
+	f.IntVarP(&q.last, "last", "n", 0, "print at most this many lines, the last ones; 0: all")
 	f.StringVar(&q.file, "file", "", "log to read (default: audit.file of the configuration)")
 	f.StringVarP(&q.config, "config", "c", config.DefaultPath, "configuration of sluiced")
 	f.BoolVar(&q.asJSON, "json", false, "print JSON")
@@ -120,7 +120,7 @@ func (q *auditQuery) parse(now time.Time) error {
 	return nil
 }
 
-// userNumber is the uid of a user who is named by name or number.
+// userNumber returns the uid of a user, given by name or number.
 func userNumber(name string) (uint32, error) {
 	number := name
 	if u, err := user.Lookup(name); err == nil {

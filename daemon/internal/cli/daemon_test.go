@@ -297,3 +297,14 @@ func TestJobName(t *testing.T) {
 		}
 	}
 }
+
+// --log takes the levels that the shim knows.
+func TestLogLevels(t *testing.T) {
+	code, err := os.ReadFile("../../../remoting/client/log.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := `names[] = { "` + strings.Join(logLevels, `", "`) + `" };`; !strings.Contains(string(code), want) {
+		t.Errorf("remoting/client/log.c does not have %s", want)
+	}
+}

@@ -19,13 +19,14 @@ func newDrain() *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
 		Use:   "drain OWNER[:GPU] --reason TEXT",
-		Short: "Give no new lease a GPU",
-		Long: `Have no new lease get any GPU of an owner, or get one of them. Leases that have it keep
-it, and their programs go on. sluice gpus says since when, by whom and why, until sluice resume;
-a restart changes nothing. The licences of what is drained are held back from Slurm's jobs.
+		Short: "Keep new leases off a GPU",
+		Long: `Keep new leases off one GPU of an owner, or off all of them. Leases that have a drained GPU
+keep it, and their programs go on. The GPU stays drained until sluice resume, also across
+restarts; sluice gpus says since when, by whom and why. The licences of drained GPUs are held
+back from Slurm's jobs.
 
-The last line says how many leases still have a part of it; with --wait the command ends when
-none has.
+The last line says how many leases still have a part of what is drained. With --wait the
+command ends when no lease has one.
 
 GPU is its number in sluice gpus, or its UUID. Only root may, on the owner itself or on a
 controller's node.`,
@@ -39,7 +40,7 @@ controller's node.`,
 		},
 	}
 	cmd.Flags().StringVar(&reason, "reason", "", "why, in one line")
-	cmd.Flags().BoolVar(&wait, "wait", false, "wait until no lease is left there")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until no lease has a part of it")
 	socketFlag(cmd, &socket)
 	return cmd
 }

@@ -47,7 +47,7 @@ of yours, or if the job asks for no fraction.`,
 			if err != nil {
 				return err
 			}
-			if !form.IsJobID(job) {
+			if !form.JobID(job).Valid() {
 				return fmt.Errorf("job %q: use Slurm's own job id, which squeue --me -O JobID prints", job)
 			}
 			ops, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.EnvOp, error) {

@@ -23,7 +23,7 @@ func newExplain() *cobra.Command {
 much of it, or refused and why, how the lease ended, and what was used of it. It is what this
 node's audit log has, and what the owners of the GPUs tell (until lease.tombstone after the
 end, an hour by default). Refusals are known where they were made: on Slurm's controller for
-jobs, on this node for sluice run. One line tells of all that a job asked for in vain in a row.
+jobs, on this node for sluice run. Refusals of a job that follow each other are one line, with their number.
 
 JOB is a job as squeue names it, 4711, 4711_3 or 4711+1, or the run-... of sluice run. The
 number of an array or of a heterogeneous job is also that of one of its parts: standard error

@@ -31,14 +31,14 @@ The exit status is 0 if all is well, 1 with a warning, 2 with a failure, and 3 i
 daemon does not answer. docs/health.md has each check, with what to do. Xids, the errors that
 the driver has written to the kernel's log, are looked for if root asks.
 
-With --node only what is to be mended on this very node before jobs can have fractions
+With --node it prints only what must be mended on this node before jobs can have fractions
 here: never what a job has done, and never another node's silence. A daemon that is being
-restarted has some seconds. The exit status is 0, 2, or 3 if there is no finding, but something could not
-be looked at.
+restarted has some seconds to answer. The exit status is 0, 2 with a finding, or 3 if there is no finding but
+something could not be looked at.
 
-With --drain, for root: --node for Slurm's HealthCheckProgram. A node with such a finding is drained,
-with the finding as reason; a node that was drained so, and is known to be mended, is resumed. What others
-have drained is left alone.
+With --drain, for root, it does what Slurm's HealthCheckProgram is for: a node for which --node has a finding
+is drained, with the finding as reason. A node that was drained in this way, and is known to be mended, is
+resumed. Nodes that others have drained are left alone.
 
 With --all, for root and SlurmUser on a controller's node: what this node and all owners of its pools
 have found of themselves, asked at the same time, and which nodes sluice health --drain has drained. The

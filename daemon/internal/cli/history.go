@@ -66,7 +66,7 @@ func (h *history) flags(cmd *cobra.Command) {
 	f.BoolVarP(&h.all, "all", "a", false, "list the jobs of all users")
 	f.StringVarP(&h.since, "since", "S", "", "list jobs that ended from this time on (default: 7d ago)")
 	f.StringVarP(&h.until, "until", "E", "", "list jobs that ended before this time")
-	f.IntVarP(&h.last, "last", "n", 100, "list only the last so many jobs; the sums are of all")
+	f.IntVarP(&h.last, "last", "n", 100, "list at most this many jobs, the last ones; the sums count all jobs")
 	f.StringVarP(&h.config, "config", "c", config.DefaultPath, "configuration of sluiced, for slurm.bin, slurm.conf and slurm.user")
 	cmd.MarkFlagsMutuallyExclusive("all", "user")
 	_ = cmd.RegisterFlagCompletionFunc("since", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -85,7 +85,7 @@ func (h *history) parse(now time.Time) error {
 	}
 	switch {
 	case h.q.Since.After(now):
-		return fmt.Errorf("--since %s has not come yet: it is %s", h.since, now.Format("2006-01-02T15:04"))
+		return fmt.Errorf("--since %s is in the future: it is now %s", h.since, now.Format("2006-01-02T15:04"))
 	case !h.q.Since.Before(h.q.Until):
 		return fmt.Errorf("--since %s is not before --until %s", cmp.Or(h.since, lastWeek), cmp.Or(h.until, "now"))
 	case h.last < 1 || h.last > mostJobs:

@@ -244,7 +244,7 @@ func TestHistoryErrors(t *testing.T) {
 		{history{user: "no-such-user"}, `user "no-such-user" is not known on this node; give the number`},
 		{history{since: "lately"}, `--since "lately" is not a time`},
 		{history{until: "soon"}, `--until "soon" is not a time`},
-		{history{since: "2999-01-01"}, "--since 2999-01-01 has not come yet"},
+		{history{since: "2999-01-01"}, "--since 2999-01-01 is in the future"},
 		{history{since: "2h", until: "3h"}, "--since 2h is not before --until 3h"},
 		{history{last: -1}, "--last -1: give 1 to 10000"},
 		{history{last: mostJobs + 1}, "give 1 to 10000"},
@@ -297,7 +297,7 @@ func TestHistoryCommand(t *testing.T) {
 		"7 8":                  "2 jobs given",
 		"--all --user root":    "none of the others can be",
 		"--config /none/x":     "/none/x",
-		"--since 3000-01-01":   "has not come yet",
+		"--since 3000-01-01":   "is in the future",
 		"--user no-such-user1": "not known on this node",
 	} {
 		if status, out, bad := call(strings.Fields(args)...); status != 1 || !strings.Contains(bad, want) || out != "" {

@@ -17,7 +17,7 @@ func jobNumber(ctx context.Context, name string) (string, error) {
 	}
 	id, err := slurmHere().Number(ctx, name)
 	if err != nil {
-		return "", form.OfJob(name, fmt.Errorf("its own job id is not to be had from Slurm here: %w; sacct -j %s -X -n -o JobIDRaw prints it", err, name))
+		return "", form.OfJob(name, fmt.Errorf("Slurm does not say its own job id here: %w; sacct -j %s -X -n -o JobIDRaw prints it", err, name))
 	}
 	return id, nil
 }

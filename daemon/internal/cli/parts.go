@@ -34,7 +34,7 @@ type parts struct {
 // the answer, which has none if the accounting is not here or does not answer in time: an answer about the job is
 // given all the same.
 func askParts(ctx context.Context, job string, a partLister) func() parts {
-	if !form.IsJobID(job) {
+	if !form.JobID(job).Valid() {
 		return func() parts { return parts{} }
 	}
 	got := make(chan parts, 1)

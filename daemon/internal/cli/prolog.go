@@ -122,7 +122,7 @@ func (s *script) command() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().DurationVar(&timeout, "timeout", s.timeout, "end after this long, without having done it")
+	cmd.Flags().DurationVar(&timeout, "timeout", s.timeout, "give up after this long")
 	socketFlag(cmd, &socket)
 	if !s.controller {
 		cmd.Flags().StringVarP(&s.config, "config", "c", config.DefaultPath, "configuration of sluiced, for where Slurm's commands are")
@@ -216,7 +216,7 @@ func jobRun(controller bool, env func(string) (string, bool)) (rpc.JobRun, error
 		Account: get("SLURM_JOB_ACCOUNT"), Name: get("SLURM_JOB_NAME"), Partition: get("SLURM_JOB_PARTITION"),
 		Stdout: get("SLURM_JOB_STDOUT"), WorkDir: get("SLURM_JOB_WORK_DIR"), Options: options.Passed(env),
 	}
-	if !form.IsJobID(run.Job) {
+	if !form.JobID(run.Job).Valid() {
 		return run, fmt.Errorf("SLURM_JOB_ID is %q; this is for Slurm's scripts, whose environment slurmd and slurmctld set", run.Job)
 	}
 	uid, err := strconv.ParseUint(get("SLURM_JOB_UID"), 10, 32)

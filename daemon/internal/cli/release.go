@@ -103,7 +103,7 @@ func named(ls []lease.Status, name string) (string, error) {
 		return found[0], nil
 	case len(found) > 1:
 		return "", fmt.Errorf("%q matches %d leases: %s; give more of the id", name, len(found), join(found, short))
-	case form.IsLeaseID(name):
+	case form.LeaseID(name).Valid():
 		return name, nil // not here any more, or another user's: the daemon says which
 	}
 	return "", fmt.Errorf("no lease %q of yours on this node; see sluice list", name)

@@ -91,7 +91,7 @@ found, 126 if it cannot be executed, and 125 if sluice itself failed.`,
 	f.StringVar(&o.ask.grace, "grace", "", "how long to wait for a lost network, as 30m; 0: PROGRAM ends with its connection (default: as the pool says, or the GPU's owner)")
 	f.StringVar(&o.worker, "worker", "", "use a worker started by hand, not the daemon: HOST:PORT, tcp:HOST:PORT or unix:PATH (default: $SLUICE_WORKER)")
 	f.StringVar(&o.lib, "lib", "", "directory of the shim (default: ../lib/sluice or ../shim beside the executable)")
-	f.StringVar(&o.log, "log", "", "how much the shim writes to stderr: error, warn, info or debug")
+	f.StringVar(&o.log, "log", "", "how much the shim writes to stderr: "+strings.Join(logLevels, ", "))
 	f.BoolVar(&o.trace, "trace", false, "when PROGRAM ends, list on stderr which CUDA calls waited for the GPU's machine, how often and how long")
 	f.StringVar(&o.timeline, "timeline", "", "write a timeline of PROGRAM's kernels, copies, waits and turns to this file, see sluice trace")
 	socketFlag(cmd, &o.socket)
@@ -104,7 +104,7 @@ found, 126 if it cannot be executed, and 125 if sluice itself failed.`,
 	return cmd
 }
 
-var logLevels = []string{"error", "warn", "info", "debug"}
+var logLevels = []string{"error", "warn", "info", "debug", "trace"}
 
 // byHand reports whether to use a worker started by hand instead of the daemon. The command
 // line overrides SLUICE_WORKER.

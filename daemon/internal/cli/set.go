@@ -89,7 +89,7 @@ func (s *shares) Set(text string) error {
 		if err != nil {
 			return fmt.Errorf("share %q: want 1 to 100 percent of a GPU, or a list for several fractions as 50,25", part)
 		}
-		out = append(out, n)
+		out = append(out, uint32(n))
 	}
 	if len(out) > form.MaxDevices {
 		return fmt.Errorf("%d shares: a lease has at most %d fractions", len(out), form.MaxDevices)

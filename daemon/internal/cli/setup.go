@@ -33,8 +33,8 @@ func newSetup() *cobra.Command {
 		Long: `Add to sluice.yaml which machines run slurmctld and which lend their GPUs, check it, enable and
 start the service sluiced, and print its health. The same command does for every node: owners
 first, then slurmctld's machine, then the nodes of jobs. It is for sites with one pool; sites
-with more write the file themselves. A sluice.yaml that has settings already is left as it is: it
-is an error if it says something else.
+with more write the file themselves. A sluice.yaml that has settings already is not changed; if
+they differ, that is an error.
 
 The exit status is that of sluice health. Run as root.`,
 		Example: "  sluice setup --cluster prod --controllers head1,head2 --owners gpu01,gpu02",

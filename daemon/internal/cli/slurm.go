@@ -18,9 +18,9 @@ import (
 func newSlurm() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "slurm",
-		Short: "Make what Slurm needs of Sluice, and check a site",
-		Long: `Make the pieces of Slurm's configuration that belong to the pools of sluice.yaml, and
-check how a site has put them together. For administrators; the guide is docs/admin.md.`,
+		Short: "Write the pools' part of Slurm's configuration, and check it",
+		Long: `Write the parts of Slurm's configuration that the pools of sluice.yaml need, and check
+whether a site's configuration has them all. For administrators; the guide is docs/admin.md.`,
 		Example: "  sluice slurm conf\n  sluice slurm setup --dry-run\n  sluice slurm check",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

@@ -34,10 +34,10 @@ kept in a comment above it. What belongs to the site and cannot be merged, such 
 its own, is an error that says what to do, and then nothing is changed.
 
 Run it on slurmctld's machine and on each machine with a slurm.conf of its own: equal files
-stay equal. Run it again after a change of the pools. Nothing is restarted. All owners have
-to answer.
+stay equal. Run it again after a change of the pools. The command restarts nothing. All owners
+have to answer.
 
-With --remove everything is put back, for which no daemon is needed.`,
+With --remove everything is put back as it was; this needs no daemon.`,
 		Example: "  sluice slurm setup --dry-run\n  sluice slurm setup --nodes 'node[01-20],big01'\n  sluice slurm setup --remove",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

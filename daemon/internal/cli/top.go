@@ -81,8 +81,8 @@ takes one interval, since rates need two measurements.`,
 	}
 	f := cmd.Flags()
 	f.BoolVar(&once, "once", false, "show the state once")
-	f.BoolVar(&asJSON, "json", false, "print one line of JSON for each look")
-	f.DurationVar(&every, "interval", time.Second, "time between two looks")
+	f.BoolVar(&asJSON, "json", false, "print a line of JSON for each refresh")
+	f.DurationVar(&every, "interval", time.Second, "time between two refreshes")
 	socketFlag(cmd, &socket)
 	return cmd
 }

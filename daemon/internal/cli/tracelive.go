@@ -241,7 +241,7 @@ func readAnswer(c *net.UnixConn) (status uint32, reason string, f *os.File, err 
 		err = h.Decode((*[wire.LeaseAnswerSize]byte)(b))
 	}
 	if err == nil && h.Size > wire.MaxLeasePayload {
-		err = errors.New("its answer makes no sense")
+		err = errors.New("the answer cannot be read")
 	}
 	if end := wire.LeaseAnswerSize + int(h.Size); err == nil && n < end {
 		_, err = io.ReadFull(c, b[n:end])

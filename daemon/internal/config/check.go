@@ -9,13 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-hpc/sluice/internal/pattern"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/remoting/wire"
 )
-
-var nameRE = pattern.New(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,62})$`)
-
-func isName(s string) bool { return nameRE().MatchString(s) }
 
 func isPort(s string) bool {
 	n, err := strconv.Atoi(s)
@@ -36,10 +32,10 @@ func (p *parser) finish() {
 			c.Node, _, _ = strings.Cut(h, ".")
 		}
 	}
-	if !isName(c.Node) {
+	if !form.IsPlainName(c.Node) {
 		p.fail("node", "%q is not a node name (letters, digits, '.', '-' and '_', at most 63)", c.Node)
 	}
-	if !isName(c.Cluster) {
+	if !form.IsPlainName(c.Cluster) {
 		p.fail("cluster", "%q is no cluster name (letters, digits, '.', '-' and '_', at most 63)", c.Cluster)
 	}
 	// Where Slurm schedules the GPUs, nobody takes them past its queue unless the site says so.
@@ -118,7 +114,7 @@ func (p *parser) addresses() {
 	if host, _, err := net.SplitHostPort(c.Listen.Page); err == nil && host != "localhost" && !net.ParseIP(host).IsLoopback() && c.Listen.PageToken == "" {
 		p.fail("listen.page", "%q can be reached from other machines; set listen.page_token, or listen on 127.0.0.1 behind the site's own proxy", c.Listen.Page)
 	}
-	if a := c.Advertise; a != "" && !isName(a) && net.ParseIP(a) == nil {
+	if a := c.Advertise; a != "" && !form.IsPlainName(a) && net.ParseIP(a) == nil {
 		p.fail("advertise", "%q is neither a host name nor an IP address (the ports are those of listen)", a)
 	}
 }
@@ -181,7 +177,7 @@ func (p *parser) ranges() {
 	count("lease.max_per_gpu", c.Lease.MaxPerGPU, 1, 100)
 	count("session.max_per_lease", c.Session.MaxPerLease, 1, 240)
 	count("session.bulk_connections", c.Session.Bulk, 0, wire.MaxBulk)
-	if !isName(c.Session.RDMA) {
+	if !form.IsPlainName(c.Session.RDMA) {
 		p.fail("session.rdma", "%q is not off, on, or the name of a device as in /sys/class/infiniband", c.Session.RDMA)
 	}
 	count("owner.warm", c.Owner.Warm, 0, 16)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/remoting/worker/turns"
 )
 
@@ -227,11 +229,12 @@ func Default() Config {
 		Owner: Owner{Enabled: "auto", KeepMem: 512 << 20, LibNVML: "libnvidia-ml.so.1", LibCUDA: "libcuda.so.1",
 			Poll: 5 * time.Second, Warm: 1, StoreLimit: 20 << 30, StoreTotal: 100 << 30, StoreKeepFree: 2 << 30,
 			ContentTotal: 200 << 30, ContentKeepFree: 20 << 30},
-		Lease: Lease{Reserve: 15 * time.Second, Renew: 10 * time.Second, Silence: 4 * time.Minute,
-			Tombstone: time.Hour, MaxPerGPU: 64, Idle: Idle{Action: "note"}},
-		Session: Session{MaxPerLease: 64, Ticket: 10 * time.Second, Grace: 5 * time.Minute, Compress: true, RDMA: "off", Bulk: 8, Keepalive: 10 * time.Second},
-		Worker:  Worker{Cgroup: "auto", MemoryMax: ByLease, PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true, Sandbox: "auto", Pageable: "auto"},
-		Shares:  Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "auto"}},
+		Lease: Lease{Reserve: lease.DefaultReserve, Renew: lease.DefaultRenew, Silence: lease.DefaultSilence,
+			Tombstone: lease.DefaultTombstone, MaxPerGPU: lease.DefaultMaxPerGPU, Idle: Idle{Action: "note"}},
+		Session: Session{MaxPerLease: lease.DefaultMaxSessions, Ticket: lease.DefaultTicket, Grace: 5 * time.Minute, Compress: true, RDMA: "off", Bulk: 8,
+			Keepalive: lease.DefaultKeepAlive},
+		Worker: Worker{Cgroup: "auto", MemoryMax: ByLease, PidsMax: 512, RootUser: "nobody", Seccomp: true, ConfineDev: true, Sandbox: "auto", Pageable: "auto"},
+		Shares: Shares{Turns: true, Quantum: turns.DefaultQuantum, Equal: "present", Overrun: Overrun{Limit: time.Second, Action: "auto"}},
 		Slurm: Slurm{Controller: "auto", User: "slurm", Lib: "/usr/lib/sluice",
 			RoomWait: 10 * time.Second, Reconcile: time.Minute, Report: "auto"},
 		Containers: Containers{Hook: "/usr/bin/sluice-hook", Lib: "/usr/lib/sluice/container", CDIDir: "/run/cdi"},
@@ -310,7 +313,7 @@ func parsePeer(s, port string) (Peer, string) {
 	} else {
 		addr = net.JoinHostPort(s, port)
 	}
-	if !isName(name) {
+	if !form.IsPlainName(name) {
 		return Peer{}, "a node name has letters, digits, '.', '-' and '_'"
 	}
 	return Peer{name, addr}, ""

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/syslog"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Collector is what audit.forward names; there is none if it is off.
@@ -24,7 +25,7 @@ func parseCollector(s string) (syslog.Target, bool) {
 	}
 	host, port, err := net.SplitHostPort(addr)
 	return syslog.Target{Network: network, Addr: addr},
-		(network == "tcp" || network == "udp") && err == nil && isPort(port) && (isName(host) || net.ParseIP(host) != nil)
+		(network == "tcp" || network == "udp") && err == nil && isPort(port) && (form.IsPlainName(host) || net.ParseIP(host) != nil)
 }
 
 // audit checks where the audit log's lines go.

@@ -9,6 +9,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/pattern"
 )
@@ -24,11 +25,11 @@ var (
 func (p *parser) slurm() {
 	c := &p.cfg.Slurm
 	for _, n := range c.Controllers {
-		if !isName(n) {
+		if !form.IsPlainName(n) {
 			p.fail("slurm.controllers", "%q is not a node name", n)
 		}
 	}
-	if n, err := strconv.ParseUint(c.User, 10, 32); !isName(c.User) || err == nil && n == 1<<32-1 {
+	if n, err := strconv.ParseUint(c.User, 10, 32); !form.IsPlainName(c.User) || err == nil && n == 1<<32-1 {
 		p.fail("slurm.user", "%q is neither a user's name nor a number", c.User)
 	}
 	if strings.ContainsAny(c.Lib, ":;$ ") {
@@ -84,7 +85,7 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 	name := key.Value
 	pool := Pool{Place: "best-fit"}
 	switch _, twice := p.cfg.Pools[name]; {
-	case !isName(name):
+	case !form.IsPlainName(name):
 		p.failAt(key, "%q is not a pool's name (letters, digits, '.', '-' and '_', at most 63)", name)
 		return
 	case twice:
@@ -98,7 +99,7 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 		k, v := val.Content[i], val.Content[i+1]
 		switch k.Value {
 		case "place":
-			pool.Place = p.oneOf(v, "pools."+name+".place", "best-fit", "spread")
+			pool.Place = p.oneOf(v, "pools."+name+".place", lease.Places...)
 		case "licence":
 			pool.Licence = p.licence(v, "pools."+name+".licence")
 		case "types":
@@ -216,7 +217,7 @@ func (p *parser) readPartitions() {
 		key, val := p.parts.Content[i], p.parts.Content[i+1]
 		name := key.Value
 		switch _, twice := p.cfg.Partitions[name]; {
-		case !isName(name):
+		case !form.IsPlainName(name):
 			p.failAt(key, "%q is no partition's name (letters, digits, '.', '-' and '_', at most 63)", name)
 		case twice:
 			p.failAt(key, "partition %s is there twice", name)
@@ -238,11 +239,11 @@ func (p *parser) partition(prefix string, val *yaml.Node) Partition {
 				p.failAt(v, "%s: there is no pool %q", key, v.Value)
 			}
 		case "policy":
-			out.Policy = p.oneOf(v, key, "fixed", "equal", "best-effort")
+			out.Policy = p.oneOf(v, key, string(lease.Fixed), string(lease.Equal), string(lease.BestEffort))
 		case "lend":
 			out.Lend = p.yesNo(v, key)
 		case "place":
-			out.Place = p.oneOf(v, key, "best-fit", "spread")
+			out.Place = p.oneOf(v, key, lease.Places...)
 		case "mem":
 			m, err := form.ParseBytes(v.Value)
 			if err != nil || m == 0 {

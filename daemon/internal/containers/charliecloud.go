@@ -3,7 +3,6 @@ package containers
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -50,8 +49,8 @@ type charlieSpec struct {
 
 // charliecloud writes the job's file.
 func (f *Files) charliecloud(l lease.Lease) error {
-	if !form.IsLeaseID(l.ID) {
-		return fmt.Errorf("lease %.40q: no number of one", l.ID)
+	if _, err := form.ParseLeaseID(l.ID); err != nil {
+		return err
 	}
 	dir := filepath.Join(f.cfg.Leases, l.ID)
 	bind := func(from, to string) charlieMount { return charlieMount{from, to, []string{"bind", "ro"}} }

@@ -89,7 +89,7 @@ func (f *Files) Write(l lease.Lease) error {
 
 // Remove removes what is not in the lease's directory.
 func (f *Files) Remove(id string) {
-	if f.cfg.CDI == "" || !form.IsLeaseID(id) {
+	if f.cfg.CDI == "" || !form.LeaseID(id).Valid() {
 		return
 	}
 	if err := os.Remove(f.specPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
@@ -114,7 +114,7 @@ func (f *Files) Keep(live func(id string) bool) {
 		}
 		id, prefix := strings.CutPrefix(name, "sluice-")
 		id, suffix := strings.CutSuffix(id, ".json")
-		if !prefix || !suffix || !form.IsLeaseID(id) || !e.Type().IsRegular() || !half && live(id) {
+		if !prefix || !suffix || !form.LeaseID(id).Valid() || !e.Type().IsRegular() || !half && live(id) {
 			continue
 		}
 		path := filepath.Join(f.cfg.CDI, e.Name())
@@ -227,8 +227,8 @@ func (f *Files) ours(path, id string) bool {
 // put makes a file in a lease's directory, which once was its user's: nothing in it is
 // opened.
 func (f *Files) put(id, name, text string) error {
-	if !form.IsLeaseID(id) {
-		return fmt.Errorf("lease %.40q: no number of one", id)
+	if _, err := form.ParseLeaseID(id); err != nil {
+		return err
 	}
 	return safefile.Write(filepath.Join(f.cfg.Leases, id, name), []byte(text), f.staged())
 }

@@ -22,7 +22,7 @@ const tries = 4
 // Dialer is the host's side.
 type Dialer struct {
 	Encrypt   bool
-	KeepAlive time.Duration // as wire.Tune has it; 0: 10 s
+	KeepAlive time.Duration // as wire.Tune has it; 0: lease.DefaultKeepAlive
 	Relay     Relay         // needed with Encrypt
 	Log       *slog.Logger
 }
@@ -95,7 +95,7 @@ func (d *Dialer) dial(ctx context.Context, addr string, o lease.Offer, key tls.C
 	}
 	keep := d.KeepAlive
 	if keep <= 0 {
-		keep = 10 * time.Second
+		keep = lease.DefaultKeepAlive
 	}
 	if err := control(f, func(fd int) error { return wire.Tune(fd, keep) }); err != nil {
 		_ = f.Close()

@@ -34,9 +34,9 @@ type Config struct {
 	// Addr is the address in offers: HOST:PORT, or :PORT for the address by which the host
 	// reaches this node's control port.
 	Addr       string
-	TicketLife time.Duration // 0: 10 s
-	PerLease   int           // tickets that a lease may have out; 0: 64
-	KeepAlive  time.Duration // as wire.Tune has it; 0: 10 s
+	TicketLife time.Duration // 0: lease.DefaultTicket
+	PerLease   int           // tickets that a lease may have out; 0: lease.DefaultMaxSessions
+	KeepAlive  time.Duration // as wire.Tune has it; 0: lease.DefaultKeepAlive
 	Encrypt    func() bool   // refuse sessions that are not encrypted; nil no
 	Relay      Relay
 	Bounds     limit.Bounds // zero: the defaults of package limit
@@ -61,13 +61,13 @@ type Server struct {
 // NewServer makes a server. Serve runs it.
 func NewServer(cfg Config) *Server {
 	if cfg.TicketLife <= 0 {
-		cfg.TicketLife = 10 * time.Second
+		cfg.TicketLife = lease.DefaultTicket
 	}
 	if cfg.PerLease <= 0 {
-		cfg.PerLease = 64
+		cfg.PerLease = lease.DefaultMaxSessions
 	}
 	if cfg.KeepAlive <= 0 {
-		cfg.KeepAlive = 10 * time.Second
+		cfg.KeepAlive = lease.DefaultKeepAlive
 	}
 	if cfg.Bounds.TrustedKey <= 0 {
 		cfg.Bounds.TrustedKey = 512 // a host that starts many programs at once

@@ -44,8 +44,8 @@ func (h *Host) Acquire(ctx context.Context, p rpc.Peer, r lease.Request) (lease.
 	return l, h.Socket(l.ID), nil
 }
 
-// Refused records in the audit log that a request of root's was given up after so many tries, the last of which failed with
-// err. The tries must have had a context of audit.Later.
+// Refused records in the audit log that a request of root's was given up: after how many tries, and the error of the last
+// one. The tries must have had a context of audit.Later.
 func (h *Host) Refused(k lease.Key, uid uint32, err error, times int) {
 	if k.Cluster == "" {
 		k.Cluster = h.cfg.Cluster

@@ -138,20 +138,20 @@ func (h *Host) endHere(ctx context.Context, cluster, job string, nodes []string,
 		case <-ctx.Done():
 		}
 	}
-	var ours []*held
+	ours := make(map[*held]lease.Lease) // copies: mu guards the records
 	h.mu.Lock()
 	for n, hd := range h.keys {
 		if of(n) && hd.rec.Lease.Request.Key.Incarnation <= upTo {
-			ours = append(ours, hd)
+			ours[hd] = hd.rec.Lease
 		}
 	}
 	h.mu.Unlock()
-	for _, hd := range ours {
-		if hd.rec.Lease.Host == h.cfg.Node {
+	for hd, l := range ours {
+		if l.Host == h.cfg.Node {
 			h.release(ctx, hd, reason, true)
 		} else {
-			h.view.granted(&hd.rec.Lease) // the loop below tells the owners
-			h.entrust(hd)                 // the owners end the lease with the job
+			h.view.granted(&l) // the loop below tells the owners
+			h.entrust(hd)      // the owners end the lease with the job
 		}
 	}
 }

@@ -57,7 +57,7 @@ func (h *Host) Explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event
 }
 
 func (h *Host) explain(ctx context.Context, p rpc.Peer, job string) ([]rpc.Event, error) {
-	theirs := func(e *audit.Event) bool { return p.UID == 0 || e.UID != nil && *e.UID == p.UID }
+	theirs := func(e *audit.Event) bool { return p.UID == 0 || e.UID != nil && p.May(*e.UID) }
 	key, err := json.Marshal("/" + job)
 	if err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func (h *Host) withReports(ctx context.Context, p rpc.Peer, job string, events [
 	owners, _ := h.ownersOf(h.cfg.Cluster, job)
 	reports, silent := h.reports(ctx, owners, h.cfg.Cluster, job)
 	for _, r := range reports {
-		if r.Lease == "" || p.UID != 0 && r.UID != p.UID {
+		if r.Lease == "" || !p.May(r.UID) {
 			continue
 		}
 		e := rpc.Event{Node: r.Owner, Lease: r.Lease, Key: r.Key, UID: r.UID, Host: r.Key.Node, Owner: r.Owner}

@@ -111,9 +111,9 @@ type Config struct {
 	// Who looks a user up for quotas. If it is nil, this node's directory is asked.
 	Who func(ctx context.Context, uid uint32) (Who, error)
 
-	Reserve   time.Duration // life of a reservation; 15 s
-	Renew     time.Duration // between two renewals; 10 s
-	Tombstone time.Duration // how long an ended key is refused; 1 h
+	Reserve   time.Duration // life of a reservation
+	Renew     time.Duration // between two renewals
+	Tombstone time.Duration // how long an ended key is refused
 	MaxLife   time.Duration // longest life time of a lease; 0 any
 	RunLife   time.Duration // longest life time of a lease outside of Slurm's jobs; 0 as MaxLife
 	Ask       time.Duration // deadline of one question to an owner; 2 s
@@ -139,9 +139,9 @@ func (c Config) withDefaults() Config {
 			*d = v
 		}
 	}
-	set(&c.Reserve, 15*time.Second)
-	set(&c.Renew, 10*time.Second)
-	set(&c.Tombstone, time.Hour)
+	set(&c.Reserve, lease.DefaultReserve)
+	set(&c.Renew, lease.DefaultRenew)
+	set(&c.Tombstone, lease.DefaultTombstone)
 	set(&c.Ask, 2*time.Second)
 	set(&c.BackOff, 5*time.Second)
 	if c.few == 0 {

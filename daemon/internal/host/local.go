@@ -67,7 +67,7 @@ func (h *Host) listOwn(p rpc.Peer) (map[string]*lease.Status, []*peer) {
 	names := make(map[string]bool)
 	for id, hd := range h.leases {
 		l := hd.rec.Lease
-		if l.Host != h.cfg.Node || p.UID != 0 && l.Request.UID != p.UID {
+		if l.Host != h.cfg.Node || !p.May(l.Request.UID) {
 			continue
 		}
 		switch hd.rec.Phase {

@@ -40,7 +40,7 @@ type controllerTask struct {
 func mostMemory(owners int) int { return 16<<10 + 150*owners }
 
 // A controller's daemon watches owners of eight GPUs each over real connections, and gets leases for jobs meanwhile.
-// SLUICE_OWNERS=1000 is the size that docs/design.md tells of.
+// SLUICE_OWNERS is the number of owners.
 func TestControllerMemory(t *testing.T) {
 	if task := os.Getenv("SLUICE_CONTROLLER"); task != "" {
 		beController(t, task)

@@ -2,10 +2,10 @@ package host
 
 // Parts: what a step of a job may have of the job's lease, where the step has asked for less with a --gres of its own.
 //
-// Package jobnode says so when the step begins. The lease's record keeps it, so a restart forgets none. A session's process is of a step by
-// the kernel's word, and its owner gives the session the step's part. Owners keep to parts; here they are added up, so that a step for which the
-// others leave too little is refused when it begins. Of a lease of several GPUs a part has whole GPUs, which are chosen here (lease.ChooseGPUs); to
-// those nobody keeps but the step's programs, which are told their numbers.
+// Package jobnode says so when the step begins. The lease's record keeps it, so a restart forgets none. The kernel says to which step the process
+// of a session belongs, and the owner gives the session that step's part. Owners enforce parts. Here they are added up: a step for which the others
+// leave too little is refused when it begins. In a lease of several GPUs a part is whole GPUs, which are chosen here (lease.ChooseGPUs). Nobody
+// enforces those: the step's programs get their numbers.
 
 import (
 	"slices"

@@ -179,7 +179,7 @@ func yes(is bool, n int) int {
 	return 0
 }
 
-// who is the user of that number. One that this node does not know has no name and no groups.
+// who returns the user of that number. A user whom this node does not know has no name and no groups.
 func (h *Host) who(ctx context.Context, uid uint32) *Who {
 	w, err := h.cfg.Who(ctx, uid)
 	var unknown user.UnknownUserIdError

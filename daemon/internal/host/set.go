@@ -34,7 +34,7 @@ func (h *Host) Set(ctx context.Context, p rpc.Peer, c lease.Change) (lease.Lease
 		return h.cfg.Local.Set(ctx, h.cfg.Node, c)
 	case !live:
 		return lease.Lease{}, lease.Errorf(lease.NotFound, "lease %.40q is not on this node, or has ended", c.Lease)
-	case p.UID != 0 && p.UID != l.Request.UID:
+	case !p.May(l.Request.UID):
 		h.notTheirs(p, &l, "change of another user's lease")
 		return lease.Lease{}, lease.Errorf(lease.Denied, "lease %s is not yours; see sluice list", l.ID)
 	}

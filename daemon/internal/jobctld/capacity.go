@@ -119,7 +119,7 @@ func (s *Service) held(leases map[string][]lease.Brief) (foreign, ours map[strin
 				continue
 			}
 			out := foreign
-			if l.Key.Cluster == s.cfg.Cluster && form.IsJobID(l.Key.Job) {
+			if l.Key.Cluster == s.cfg.Cluster && form.JobID(l.Key.Job).Valid() {
 				out = ours
 			}
 			for _, g := range l.Grants {

@@ -69,7 +69,7 @@ func (s *Service) commentIdle(leases map[string][]lease.Brief) {
 	for _, owner := range slices.Sorted(maps.Keys(leases)) {
 		for _, l := range leases[owner] {
 			k := l.Key
-			if !l.IdleNoted || k.Cluster != s.cfg.Cluster || !form.IsJobID(k.Job) || l.State != lease.Granted || now[l.ID] {
+			if !l.IdleNoted || k.Cluster != s.cfg.Cluster || !form.JobID(k.Job).Valid() || l.State != lease.Granted || now[l.ID] {
 				continue
 			}
 			now[l.ID] = true
@@ -92,7 +92,7 @@ func (s *Service) endOrphans(ctx context.Context, leases map[string][]lease.Brie
 	for _, list := range leases {
 		for _, l := range list {
 			k := l.Key
-			if k.Cluster != s.cfg.Cluster || !form.IsJobID(k.Job) || l.State == lease.Ended || done[l.ID] {
+			if k.Cluster != s.cfg.Cluster || !form.JobID(k.Job).Valid() || l.State == lease.Ended || done[l.ID] {
 				continue
 			}
 			done[l.ID] = true

@@ -26,7 +26,7 @@ func (s *Service) Env(ctx context.Context, p rpc.Peer, job string) ([]rpc.EnvOp,
 	l, socket, held := s.cfg.Host.Held(s.key(job))
 	var err error
 	switch {
-	case ok && !may(p, n.UID), held && !may(p, l.Request.UID):
+	case ok && !p.May(n.UID), held && !p.May(l.Request.UID):
 		return nil, lease.Errorf(lease.Denied, "job %s is not yours", job)
 	case busy != nil:
 		if n, err = s.await(ctx, busy); err != nil {
@@ -92,7 +92,7 @@ func (s *Service) lookUp(ctx context.Context, p rpc.Peer, job string) (note, err
 		return note{}, fmt.Errorf("job %s is not known to Slurm", job)
 	case err != nil:
 		return note{}, fmt.Errorf("what job %s asks for is not known: %w", job, err)
-	case !may(p, j.UID):
+	case !p.May(j.UID):
 		return note{}, lease.Errorf(lease.Denied, "job %s is not yours", job)
 	case !j.State.Starting() || !slices.Contains(j.Nodes, s.cfg.Node):
 		if !jobs.Asks(j) {
@@ -140,7 +140,7 @@ func (s *Service) Report(ctx context.Context, p rpc.Peer, job string) ([]lease.R
 	}
 	list, err := s.cfg.Host.Reports(ctx, s.cfg.Cluster, job)
 	all := len(list)
-	list = slices.DeleteFunc(list, func(r lease.Report) bool { return !may(p, r.UID) && p.UID != s.cfg.User })
+	list = slices.DeleteFunc(list, func(r lease.Report) bool { return !p.May(r.UID) && p.UID != s.cfg.User })
 	switch {
 	case len(list) > 0:
 		if err != nil {

@@ -129,7 +129,7 @@ func (s *Service) steps(ctx context.Context) (map[string]stepsOf, error) {
 			continue
 		}
 		job, step, ok := strings.Cut(rest, ".")
-		if !ok || !form.IsJobID(job) {
+		if !ok || !form.JobID(job).Valid() {
 			continue
 		}
 		o := out[job]

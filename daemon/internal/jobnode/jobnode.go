@@ -163,6 +163,3 @@ func (s *Service) release(ctx context.Context, job, reason string) (had bool) {
 func (s *Service) comment(job, text string) {
 	s.wg.Go(func() { jobs.Comment(s.base, s.cfg.Slurm, s.log, job, text) })
 }
-
-// may says whether the caller may see what is uid's.
-func may(p rpc.Peer, uid uint32) bool { return p.UID == 0 || p.UID == uid }

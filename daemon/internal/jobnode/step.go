@@ -2,9 +2,9 @@ package jobnode
 
 // Steps with a --gres of their own.
 //
-// Slurm makes no step wait for a gres that is not consumed, as ours is, and tells a node nothing of it. So srun's plug-in says whether srun may have been
-// given one, and only then slurmctld is asked. What the step has asked for is the host's to keep (host.GivePart), and the owner's to enforce.
-// The step of a job with several GPUs asks for whole ones of them. The host chooses, and nobody enforces: the step's programs are told.
+// Our gres is not consumed, so Slurm makes no step wait for it and tells a node nothing of it. The plug-in in srun says whether srun may have been
+// given a gres, and only then this node asks slurmctld. The host keeps what the step has asked for (host.GivePart), and the owner enforces it.
+// A step of a job with several GPUs asks for whole GPUs. The host chooses them, and nobody enforces the choice: the step's programs get their numbers.
 
 import (
 	"context"

@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -33,8 +32,8 @@ var Root = rpc.Peer{PID: os.Getpid()}
 
 // CheckRun refuses a run without a job id of Slurm's.
 func CheckRun(run rpc.JobRun) error {
-	if !form.IsJobID(run.Job) {
-		return lease.Errorf(lease.Invalid, "%s is not a job id of Slurm's", strconv.Quote(run.Job[:min(len(run.Job), 64)]))
+	if _, err := form.ParseJobID(run.Job); err != nil {
+		return lease.Errorf(lease.Invalid, "%v", err)
 	}
 	return nil
 }

@@ -32,14 +32,15 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
 	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/unixsock"
+	"github.com/sluice-hpc/sluice/spank/options"
 )
 
 // The protocol, see spank/answer.c.
 const (
 	magic      = "SLUICE-J 1 env "
 	maxRequest = 256
-	maxText    = 1024      // bytes of an error or a fault
-	maxBody    = 64 * 1024 // bytes of the changes
+	maxText    = options.TextMax // bytes of an error or a fault
+	maxBody    = options.BodyMax // bytes of the changes
 )
 
 // The plug-in waits 2 s in all, and 6 s for a step that may have a gres of its own: slurmctld is asked for that one, and it may have to wait
@@ -222,7 +223,7 @@ func parse(line string) (job string, step Step, err error) {
 	if len(words) > 1 {
 		job, step.ID = words[0], words[1]
 	}
-	if _, ok := form.Number(step.ID); !ok || !form.IsJobID(job) {
+	if _, ok := form.Number(step.ID); !ok || !form.JobID(job).Valid() {
 		return "", step, fmt.Errorf("%.64q is not a job and step of Slurm's", rest)
 	}
 	for i, w := range words[2:] {

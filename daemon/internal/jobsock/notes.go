@@ -27,7 +27,7 @@ func NewNotes(path string) (*Notes, error) {
 
 // Put notes a job.
 func (n *Notes) Put(job string) error {
-	if !form.IsJobID(job) {
+	if !form.JobID(job).Valid() {
 		return nil
 	}
 	f, err := os.OpenFile(filepath.Join(n.dir, job), os.O_CREATE|os.O_WRONLY, 0o644)
@@ -39,7 +39,7 @@ func (n *Notes) Put(job string) error {
 
 // Remove forgets a job.
 func (n *Notes) Remove(job string) {
-	if form.IsJobID(job) {
+	if form.JobID(job).Valid() {
 		_ = os.Remove(filepath.Join(n.dir, job))
 	}
 }

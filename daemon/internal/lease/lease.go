@@ -56,6 +56,9 @@ const (
 	Spread  Place = "spread"   // the emptiest
 )
 
+// Places are all of them as they are written.
+var Places = []string{string(BestFit), string(Spread)}
+
 // Process is a process of this machine, named so that its number cannot be
 // mistaken for a later one's.
 type Process struct {
@@ -135,7 +138,7 @@ const (
 // Lease is what an owner keeps for its part of it (Grants are then that owner's),
 // and the host for all of it.
 type Lease struct {
-	ID      string    `json:"id"` // as form.IsLeaseID takes it; the same at every owner
+	ID      string    `json:"id"` // as form.ParseLeaseID takes it; the same at every owner
 	Request Request   `json:"request"`
 	Grants  []Grant   `json:"grants"` // in the order of the request's fractions
 	State   State     `json:"state"`

@@ -40,7 +40,7 @@ type Config struct {
 	// Open opens a session at one of a lease's owners. local says that the owner is on
 	// this machine.
 	Open func(ctx context.Context, owner string, r lease.SessionRequest) (f *os.File, local bool, err error)
-	// Opened is told of a session that a process of this machine has on another, with the process's pidfd, which is Opened's to close.
+	// Opened is called for a session that a process of this machine has on another machine. It closes pidfd, the process's.
 	Opened func(owner string, r lease.SessionRequest, pidfd int)
 	// Refused is called for each request that got no session.
 	Refused func(*lease.Lease, Refusal)
@@ -109,7 +109,7 @@ func (s *Set) Leftovers() (ids []string) {
 	}
 	entries, _ := os.ReadDir(s.dir())
 	for _, e := range entries {
-		if form.IsLeaseID(e.Name()) { // others are not ours
+		if form.LeaseID(e.Name()).Valid() { // others are not ours
 			ids = append(ids, e.Name())
 		}
 	}

@@ -80,7 +80,7 @@ func (c comparison) account(list []lease.Status) {
 }
 
 // sample takes a sample, and answers by how much NVML's figures differ from the accounts of each lease. It leaves out
-// processes whose memory NVML has not told at its last looks, and leases that have only such processes.
+// processes whose memory NVML did not report at its last looks, and leases that have only such processes.
 func (c comparison) sample(s *inventory.Sample) []metrics.Mismatch {
 	says := map[heldKey]uint64{} // without lease
 	for _, d := range s.GPUs {

@@ -39,8 +39,8 @@ func (o *Owner) Release(ctx context.Context, host, id string, key lease.Key, rea
 	if id == "" && zero {
 		return lease.Errorf(lease.Invalid, "release: want a lease id or a job")
 	}
-	if id != "" && !form.IsLeaseID(id) {
-		return lease.Errorf(lease.Invalid, "lease id %.40q: want %s", id, form.LeaseIDWant)
+	if _, err := form.ParseLeaseID(id); id != "" && err != nil {
+		return lease.Errorf(lease.Invalid, "%v", err)
 	}
 	if !zero && (key.Node != host && !o.Controller(host) || key.Job == "" || len(key.Cluster) > form.MaxName || len(key.Job) > form.MaxName || len(key.Node) > form.MaxName) {
 		return lease.Errorf(lease.Denied, "release: job %s is not of node %s", key, host)

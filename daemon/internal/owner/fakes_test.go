@@ -275,7 +275,7 @@ type node struct {
 }
 
 func newNode(t testing.TB, name string, gpus int) *node {
-	n := &node{t: t, name: name, dir: t.TempDir(), clock: newClock(), workers: newWorkers(), limits: Limits{Silence: 5 * time.Minute, Tombstone: time.Hour},
+	n := &node{t: t, name: name, dir: t.TempDir(), clock: newClock(), workers: newWorkers(), limits: Limits{Reserve: 2 * time.Minute, Silence: 5 * time.Minute, Tombstone: time.Hour},
 		log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	for i := range gpus {
 		n.devices = append(n.devices, lease.GPU{UUID: fmt.Sprintf("GPU-%s-%d", name, i), Index: i, Name: "NVIDIA H200", Mem: uint64(40+40*(i%2)) * gib, Overhead: 512 << 20, Healthy: true})

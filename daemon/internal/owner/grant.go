@@ -62,8 +62,8 @@ func (o *Owner) reserve(ctx context.Context, from string, l lease.Lease, ttl tim
 // validate checks what depends on the request alone.
 func (o *Owner) validate(l *lease.Lease, ttl time.Duration) error {
 	k := l.Request.Key
-	if !form.IsLeaseID(l.ID) {
-		return lease.Errorf(lease.Invalid, "lease id %.40q: want %s", l.ID, form.LeaseIDWant)
+	if _, err := form.ParseLeaseID(l.ID); err != nil {
+		return lease.Errorf(lease.Invalid, "%v", err)
 	}
 	if k.Job == "" || len(k.Cluster) > form.MaxName || len(k.Job) > form.MaxName || len(k.Node) > form.MaxName || len(l.Request.Account) > form.MaxName || len(l.Request.JobName) > 4*form.MaxName {
 		return lease.Errorf(lease.Invalid, "lease %s: its job has no name, or one longer than %d bytes", l.ID, form.MaxName)
@@ -98,7 +98,7 @@ func (o *Owner) validate(l *lease.Lease, ttl time.Duration) error {
 		switch {
 		case g.Owner != o.cfg.Name:
 			return lease.Errorf(lease.Invalid, "lease %s: it asks owner %[3]q for a grant of owner %[2]q", l.ID, g.Owner, o.cfg.Name)
-		case g.Percent == 0 || g.Percent > 100:
+		case !form.Percent(g.Percent).Valid():
 			return lease.Errorf(lease.Invalid, "lease %s: grant of %d%% of a GPU", l.ID, g.Percent)
 		case g.Mem == 0 || g.Mem%lease.Granule != 0:
 			return lease.Errorf(lease.Invalid, "lease %s: grant of %d bytes: want whole granules of %d MiB", l.ID, g.Mem, lease.Granule>>20)

@@ -120,14 +120,14 @@ type Auditor interface {
 
 // Limits can be changed while the daemon runs.
 type Limits struct {
-	Reserve   time.Duration // the longest reservation, 0 for 2 min
-	Silence   time.Duration // how long a host may be silent before its leases without sessions end, 0 for 5 min
+	Reserve   time.Duration // the longest reservation; 0: lease.DefaultReserve
+	Silence   time.Duration // how long a host may be silent before its leases without sessions end; 0: lease.DefaultSilence
 	MaxLife   time.Duration // of any lease, 0 for no limit
 	RunLife   time.Duration // of a lease outside of Slurm's jobs, 0 for no other limit
 	Idle      Idles         // leases without work
-	Tombstone time.Duration // how long an ended lease is remembered, 0 for 1 h
-	MaxPerGPU int           // leases on one GPU, 0 for 64
-	Sessions  int           // of one lease, 0 for 64
+	Tombstone time.Duration // how long an ended lease is remembered; 0: lease.DefaultTombstone
+	MaxPerGPU int           // leases on one GPU; 0: lease.DefaultMaxPerGPU
+	Sessions  int           // of one lease; 0: lease.DefaultMaxSessions
 	End       time.Duration // one attempt to end a lease's sessions, 0 for 10 s
 	MinUID    uint32        // of the users who may have leases, 0 for all
 }
@@ -138,15 +138,15 @@ func (l Limits) withDefaults() Limits {
 			*d = v
 		}
 	}
-	def(&l.Reserve, 2*time.Minute)
-	def(&l.Silence, 5*time.Minute)
-	def(&l.Tombstone, time.Hour)
+	def(&l.Reserve, lease.DefaultReserve)
+	def(&l.Silence, lease.DefaultSilence)
+	def(&l.Tombstone, lease.DefaultTombstone)
 	def(&l.End, 10*time.Second)
 	if l.MaxPerGPU <= 0 {
-		l.MaxPerGPU = 64
+		l.MaxPerGPU = lease.DefaultMaxPerGPU
 	}
 	if l.Sessions <= 0 {
-		l.Sessions = 64
+		l.Sessions = lease.DefaultMaxSessions
 	}
 	return l
 }

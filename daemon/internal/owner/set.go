@@ -33,8 +33,8 @@ func (o *Owner) Set(_ context.Context, host string, c lease.Change) (lease.Lease
 }
 
 func (o *Owner) set(host string, c *lease.Change) (lease.Lease, error) {
-	if !form.IsLeaseID(c.Lease) {
-		return lease.Lease{}, lease.Errorf(lease.Invalid, "lease id %.40q: want %s", c.Lease, form.LeaseIDWant)
+	if _, err := form.ParseLeaseID(c.Lease); err != nil {
+		return lease.Lease{}, lease.Errorf(lease.Invalid, "%v", err)
 	}
 	if err := c.Validate(); err != nil {
 		return lease.Lease{}, err

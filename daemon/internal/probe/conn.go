@@ -145,8 +145,8 @@ func (c *Conn) arrived() uint64 {
 	return l.Received
 }
 
-// receive reads DATA up to its END and returns when how much had come, and how much came in all. now is a clock that does not jump, take is
-// told of so many bytes more, heads included, and its error is receive's; first is the size of a DATA whose head has been read, or -1.
+// receive reads DATA frames up to their END, and returns samples of how much had come when, and how much came in all. now is a clock that does
+// not jump. take is called with the number of bytes of each frame, heads included, and its error is what receive returns; first is the size of a DATA frame whose head has been read, or -1.
 func (c *Conn) receive(now func() int64, first int, take func(n int) error) (list []sample, count uint64, err error) {
 	s := sampler{every: int64(sampleTime)}
 	before := c.arrived()

@@ -67,15 +67,15 @@ func (g *Gate) busy(uid uint32) *Busy {
 	return nil
 }
 
-// leaves says when who has it begins to leave.
+// leaves sets what is closed when the holder's probe begins to end.
 func (g *Gate) leaves(ending <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.ending = ending
 }
 
-// Await waits until who may be let through, if that is within patience as far as can be told: for one that leaves already, for who's own last
-// one, whose end may be under way, and for a pause.
+// Await waits until who may begin a probe, but returns at once where that seems to take longer than patience. It waits for a probe that is
+// ending already, for who's own last probe, whose end may be under way, and for the pause between two probes.
 func (g *Gate) Await(ctx context.Context, who string, uid uint32, patience time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -20,8 +20,11 @@ type Peer struct {
 	Node string
 }
 
+// May says whether the caller may see and end what is uid's: root everything, a user only the user's own.
+func (p Peer) May(uid uint32) bool { return p.UID == 0 || p.UID == uid }
+
 // LocalService is what a daemon does for the users of its node. Methods check by themselves
-// what the peer may do: root everything, a user only with the user's own leases. Errors are
+// what the peer may do, see Peer.May. Errors are
 // *lease.Error; the caller sees any other error as internal.
 type LocalService interface {
 	// Acquire returns the lease and the path of its socket. A repeated call with the same key

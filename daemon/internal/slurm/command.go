@@ -174,8 +174,8 @@ func firstLine(s string) string {
 // Job implements Controller. Of a federation only this cluster is asked: squeue answers
 // for all of it with what the others know when this one does not answer.
 func (c *Commands) Job(ctx context.Context, id string) (Job, error) {
-	if !form.IsJobID(id) {
-		return Job{}, fmt.Errorf("%q is not a job id", id)
+	if _, err := form.ParseJobID(id); err != nil {
+		return Job{}, err
 	}
 	out, err := c.run(ctx, "squeue", "--local", "--noheader", "--states=all", "--jobs="+id, "--Format="+jobFormat)
 	if said(err, "invalid job id") {
@@ -254,8 +254,8 @@ func (c *Commands) Reserve(ctx context.Context, name, licence string, count uint
 // task is how Slurm's commands name this job and no other: the last task of an array has
 // the array's number, by which they mean all of its tasks.
 func (c *Commands) task(ctx context.Context, id string) (string, error) {
-	if !form.IsJobID(id) {
-		return "", fmt.Errorf("%q is not a job id", id)
+	if _, err := form.ParseJobID(id); err != nil {
+		return "", err
 	}
 	out, err := c.run(ctx, "squeue", "--local", "--noheader", "--states=all", "--jobs="+id, "--Format="+taskFormat)
 	if said(err, "invalid job id") {
@@ -275,14 +275,14 @@ func (c *Commands) Number(ctx context.Context, name string) (string, error) {
 	}
 	out, err := c.run(ctx, "scontrol", "--oneliner", "show", "job", name)
 	id, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(out), "JobId="), " ")
-	if err == nil && form.IsJobID(id) {
+	if err == nil && form.JobID(id).Valid() {
 		return id, nil
 	}
 	out, err = c.run(ctx, "sacct", "--noheader", "--parsable2", "--allocations", "--jobs="+name, "--format=JobIDRaw")
 	if err != nil {
 		return "", err
 	}
-	if id = firstLine(out); !form.IsJobID(id) {
+	if id = firstLine(out); !form.JobID(id).Valid() {
 		return "", fmt.Errorf("job %s: %w", name, ErrGone)
 	}
 	return id, nil
@@ -291,7 +291,7 @@ func (c *Commands) Number(ctx context.Context, name string) (string, error) {
 // IsTask says whether a job is named as a task of an array or a component of a heterogeneous job.
 func IsTask(name string) bool {
 	i := strings.IndexAny(name, "_+")
-	return i > 0 && form.IsJobID(name[:i]) && (name[i+1:] == "0" || form.IsJobID(name[i+1:]))
+	return i > 0 && form.JobID(name[:i]).Valid() && (name[i+1:] == "0" || form.JobID(name[i+1:]).Valid())
 }
 
 // Part is a task of an array job, or a component of a heterogeneous job.
@@ -303,8 +303,8 @@ type Part struct {
 // Parts returns the parts of an array job or a heterogeneous job, in the order of their numbers, from the accounting. There are none for
 // any other job, which a single part is too.
 func (c *Commands) Parts(ctx context.Context, id string) ([]Part, error) {
-	if !form.IsJobID(id) {
-		return nil, fmt.Errorf("%q is not a job id", id)
+	if _, err := form.ParseJobID(id); err != nil {
+		return nil, err
 	}
 	out, err := c.run(ctx, "sacct", "--noheader", "--parsable2", "--allocations", "--jobs="+id, "--format=JobIDRaw,JobID")
 	if err != nil {
@@ -331,8 +331,8 @@ func (c *Commands) Requeue(ctx context.Context, id string) error {
 
 // Notify implements Controller.
 func (c *Commands) Notify(ctx context.Context, id, text string) error {
-	if !form.IsJobID(id) {
-		return fmt.Errorf("%q is not a job id", id)
+	if _, err := form.ParseJobID(id); err != nil {
+		return err
 	}
 	_, err := c.run(ctx, "scontrol", "notify", id, plain(text))
 	return err
@@ -342,8 +342,8 @@ func (c *Commands) Notify(ctx context.Context, id, text string) error {
 // a job's entry in the database waits for that again when it is started, without an end, and
 // takes no update of the job; the accounting does. Others write into the accounting alone, so both are read before.
 func (c *Commands) Comment(ctx context.Context, id, text string) error {
-	if !form.IsJobID(id) {
-		return fmt.Errorf("%q is not a job id", id)
+	if _, err := form.ParseJobID(id); err != nil {
+		return err
 	}
 	text = plain(text)
 	name, there, err := c.commented(ctx, id)

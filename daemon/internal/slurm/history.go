@@ -82,7 +82,7 @@ func (c *Commands) Past(ctx context.Context, q PastQuery, each func(Past)) (dama
 // parsePast reads a line in pastFormat, with times in seconds since 1970.
 func parsePast(line string) (Past, bool) {
 	f := strings.SplitN(line, "|", pastFields)
-	if len(f) != pastFields || !form.IsJobID(f[0]) || f[1] == "" || f[4] == "" {
+	if len(f) != pastFields || !form.JobID(f[0]).Valid() || f[1] == "" || f[4] == "" {
 		return Past{}, false
 	}
 	start, okStart := epoch(f[5])

@@ -14,8 +14,8 @@ import (
 // that has been submitted with none. The path is the user's word, and so is all else in
 // the answer that this reads: it is for nobody but the user.
 func (c *Commands) Output(ctx context.Context, id string) (path, node string, err error) {
-	if !form.IsJobID(id) {
-		return "", "", fmt.Errorf("%q is not a job id", id)
+	if _, err := form.ParseJobID(id); err != nil {
+		return "", "", err
 	}
 	out, err := c.run(ctx, "scontrol", "show", "job", id)
 	if said(err, "invalid job id") {

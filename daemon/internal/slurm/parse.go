@@ -246,8 +246,8 @@ const (
 
 // parseState reads the first fields of both formats.
 func parseState(f []string) (JobState, error) {
-	if !form.IsJobID(f[fID]) {
-		return JobState{}, fmt.Errorf("squeue: %q is not a job id", f[fID])
+	if _, err := form.ParseJobID(f[fID]); err != nil {
+		return JobState{}, fmt.Errorf("squeue: %w", err)
 	}
 	n, err := strconv.ParseUint(f[fRestarts], 10, 32)
 	if err != nil {
@@ -278,7 +278,7 @@ func records(text string, fields int) ([][]string, error) {
 			f[i] = strings.TrimSpace(f[i])
 		}
 		// Each field has a bar behind it.
-		if !ok || len(f) != fields+1 || f[fields] != "" || !form.IsJobID(f[fID]) {
+		if !ok || len(f) != fields+1 || f[fields] != "" || !form.JobID(f[fID]).Valid() {
 			return nil, fmt.Errorf("squeue: its answer is cut short or damaged, %d fields of %d in %.60q; see that squeue works here", len(f)-1, fields, line)
 		}
 		out = append(out, f)
@@ -390,7 +390,7 @@ func parseTask(id, text string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := strconv.ParseUint(f[2], 10, 32); err != nil || !form.IsJobID(f[1]) {
+	if _, err := strconv.ParseUint(f[2], 10, 32); err != nil || !form.JobID(f[1]).Valid() {
 		return id, nil
 	}
 	return f[1] + "_" + f[2], nil
@@ -402,7 +402,7 @@ func parseCommented(id, text string) (name, comment string, err error) {
 	for line := range strings.Lines(text) {
 		whole, ended := strings.CutSuffix(line, "|\n")
 		f := strings.SplitN(whole, "|", taskFields+1)
-		if !ended || len(f) != taskFields+1 || !form.IsJobID(strings.TrimSpace(f[fID])) {
+		if !ended || len(f) != taskFields+1 || !form.JobID(strings.TrimSpace(f[fID])).Valid() {
 			return "", "", fmt.Errorf("squeue: its answer about job %s is cut short, or its AdminComment has several lines and is left alone: %.60q", id, line)
 		}
 		if strings.TrimSpace(f[fID]) == id {
@@ -438,7 +438,7 @@ func parseParts(id, text string) []Part {
 		raw, name, _ := strings.Cut(strings.TrimSpace(line), "|")
 		task, ok := strings.CutPrefix(name, id)
 		waits := strings.HasPrefix(task, "_[") && strings.HasSuffix(task, "]")
-		if ok && form.IsJobID(raw) && (waits || IsTask(name) && !form.IsJobID(name[:len(id)+1])) {
+		if ok && form.JobID(raw).Valid() && (waits || IsTask(name) && !form.JobID(name[:len(id)+1]).Valid()) {
 			parts = append(parts, Part{raw, name})
 		}
 	}

@@ -219,12 +219,12 @@ func FuzzJob(f *testing.F) {
 	f.Add("12|3|RUNNING|h2n[1-2]|1000|1001|1|0|main|rgpu:100|gres:rgpu:50|N/A|N/A|N/A|\n", "12")
 	f.Add("1|0|RUNNING|n1|\n", "1")
 	f.Fuzz(func(t *testing.T, text, id string) {
-		if j, err := parseJob(id, text); err == nil && (j.ID != id || j.State == "" || !form.IsJobID(id)) {
+		if j, err := parseJob(id, text); err == nil && (j.ID != id || j.State == "" || !form.JobID(id).Valid()) {
 			t.Errorf("%+v", j)
 		}
 		if jobs, err := parseJobs(text); err == nil {
 			for id, j := range jobs {
-				if !form.IsJobID(id) || j.State == "" {
+				if !form.JobID(id).Valid() || j.State == "" {
 					t.Errorf("%q: %+v", id, j)
 				}
 			}

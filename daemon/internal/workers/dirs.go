@@ -104,7 +104,7 @@ func (p *Pool) removeShared(id string) {
 func (p *Pool) sweepShared() error {
 	dirs, err := os.ReadDir(p.cfg.Shared)
 	for _, d := range dirs {
-		if l := p.leases[d.Name()]; safefile.Discarded(d.Name()) || form.IsLeaseID(d.Name()) && (l == nil || l.file == nil) {
+		if l := p.leases[d.Name()]; safefile.Discarded(d.Name()) || form.LeaseID(d.Name()).Valid() && (l == nil || l.file == nil) {
 			p.removeShared(d.Name())
 		}
 	}

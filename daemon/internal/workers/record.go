@@ -43,8 +43,8 @@ const (
 
 // openLease opens the account of a lease, and makes it if there is none. mu is held.
 func (p *Pool) openLease(l lease.Lease) (*leased, error) {
-	if !form.IsLeaseID(l.ID) {
-		return nil, fmt.Errorf("%.40q is not a lease id", l.ID)
+	if _, err := form.ParseLeaseID(l.ID); err != nil {
+		return nil, err
 	}
 	dir := filepath.Join(p.cfg.Dir, l.ID)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -149,7 +149,7 @@ func (p *Pool) adopt() error {
 	}
 	n, gone := 0, 0
 	for _, d := range dirs {
-		if !form.IsLeaseID(d.Name()) {
+		if !form.LeaseID(d.Name()).Valid() {
 			continue
 		}
 		if err := safefile.SweepAbandoned(filepath.Join(p.cfg.Dir, d.Name()), ""); err != nil {

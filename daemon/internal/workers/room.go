@@ -186,7 +186,7 @@ func (p *Pool) fullest(all room) (id string, most room) {
 	// Counting further than a quarter of the file system would not change the outcome.
 	bound := room{all.bytes / 4, all.files / 4}
 	for _, e := range entries {
-		if !form.IsLeaseID(e.Name()) {
+		if !form.LeaseID(e.Name()).Valid() {
 			continue
 		}
 		f, err := os.OpenFile(filepath.Join(p.cfg.Shared, e.Name()), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)

@@ -69,7 +69,7 @@ func Run(name string, args, env []string, lib func() (string, error)) error {
 func leaseDir(env []string) string {
 	socket, _ := request.Getenv(env, request.Variable)
 	dir := filepath.Dir(socket)
-	if filepath.Base(socket) != "sock" || !filepath.IsAbs(socket) || !form.IsLeaseID(filepath.Base(dir)) {
+	if filepath.Base(socket) != "sock" || !filepath.IsAbs(socket) || !form.LeaseID(filepath.Base(dir)).Valid() {
 		return ""
 	}
 	return dir

@@ -23,7 +23,7 @@ var ErrInvalid = errors.New("invalid request")
 
 // Request is what a container asks for.
 type Request struct {
-	Lease string // 32 hexadecimal digits
+	Lease string // as form.ParseLeaseID takes it
 	From  string // where it was asked: for messages
 	// HostPath: the environment has the socket's path on the host, which the shim
 	// prefers to sluice.conf, so the lease has to be at that path as well.
@@ -36,8 +36,8 @@ type Request struct {
 func Find(arg string, annotations map[string]string, env []string, leases string) (*Request, error) {
 	var r *Request
 	add := func(id, from string) error {
-		if !form.IsLeaseID(id) {
-			return fmt.Errorf("%w: %s names lease %q; a lease has 32 hexadecimal digits, see sluice env", ErrInvalid, from, clip(id))
+		if _, err := form.ParseLeaseID(id); err != nil {
+			return fmt.Errorf("%w: %s: %v", ErrInvalid, from, err)
 		}
 		if r != nil && r.Lease != id {
 			return fmt.Errorf("%w: %s names lease %s, %s names %s; one container has one lease", ErrInvalid, r.From, r.Lease, from, id)

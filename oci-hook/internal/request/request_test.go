@@ -80,7 +80,7 @@ func FuzzFind(f *testing.F) {
 	f.Add("", "SLUICE_SOCKET="+leases+"/../x/sock", "x")
 	f.Fuzz(func(t *testing.T, note, env, cwd string) {
 		r, err := Find("", map[string]string{Annotation: note}, []string{env}, leases)
-		if err == nil && (r == nil || !form.IsLeaseID(r.Lease)) {
+		if err == nil && (r == nil || !form.LeaseID(r.Lease).Valid()) {
 			t.Errorf("%+v", r)
 		}
 		for _, d := range LibraryDirs([]string{env}, cwd) {

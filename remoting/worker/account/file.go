@@ -45,8 +45,8 @@ const (
 	stateDead    = 3 // found dead by another session; holds nothing
 )
 
-// estateTime is how long what an ended session had lent stays charged: longer than any of those who have it open takes to
-// learn of the end.
+// estateTime is how long memory that a session had lent stays charged after the session's end: longer than the sessions that
+// have it open take to learn of the end.
 const estateTime = 10 * time.Second
 
 // maxBytes is more than any device has; a damaged word cannot make sums overflow.
@@ -63,7 +63,7 @@ var (
 // File is an account that this process has mapped.
 type File struct {
 	mapping
-	caps []uint64 // as whoever opened it was told
+	caps []uint64 // as the caller of Open gave them
 }
 
 // Create makes the account file of a lease, mode 0600, with so many bytes of each
@@ -126,8 +126,8 @@ func format(f *os.File, caps []uint64) (*File, error) {
 // Open opens the account file of a lease, which grants so many bytes of each device. It must belong to this process's
 // user and nobody else may be able to write it.
 //
-// Every session of the lease can write the caps in the file, so they are not read from there. Without caps they are, for
-// one who was told none by a release before this one.
+// Every session of the lease can write the caps in the file, so they are not read from there. Without caps they are: a daemon of
+// an earlier release passes none.
 func Open(path string, caps []uint64) (*File, error) {
 	f, err := openOwn(path)
 	if err != nil {

@@ -6,7 +6,7 @@ package account
 // file of one page beside the account, which its sessions map. It has the part's caps, what the part owes (package turns),
 // and which slots are the part's: the word of a slot is the life of the session that is in it, so that the next session there
 // does not belong to the part by mistake. The starter alone writes caps and slots; the caps are for workers of
-// earlier releases, all others are told them, since a session can write here what it likes. layout.go has the record.
+// earlier releases. All others get them from their starter, since a session can write anything here. layout.go has the record.
 
 import (
 	"fmt"

@@ -194,7 +194,7 @@ type Turn struct {
 // at any time.
 const NoSchedule = -1
 
-// NoTurns is what a session is told that may work on so many devices at any time.
+// NoTurns are the turns of a session that may work on its devices at any time.
 func NoTurns(devices int) []Turn {
 	t := make([]Turn, devices)
 	for i := range t {

@@ -3,7 +3,7 @@ package control
 import "slices"
 
 // A driver with HMM or ATS lets kernels use any address of their process. A session's client chooses the kernels, so it can then read and
-// write all memory of the session process: it has what somebody has who has taken the session over. What is left then is the sandbox.
+// write all memory of the session process, and so has taken the session over. Then only the sandbox protects the machine.
 
 // Pageable says whether kernels on one of the devices reach all memory of their process.
 func (f *Facts) Pageable() bool { return slices.Contains(f.HostReach, true) }

@@ -77,7 +77,7 @@ type executor struct {
 	last       *cost
 	budget     int64 // what may still go into the batch while the gate is open, ns
 	items      int   // the same, in items
-	prewokenAt int64 // when the client was last told of a turn
+	prewokenAt int64 // when the client was last sent a TURN
 }
 
 // locked is what mu guards.

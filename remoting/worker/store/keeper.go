@@ -38,8 +38,8 @@ type user struct {
 }
 
 // Sweep removes unfinished uploads older than a time, removes images until there is room
-// for new ones, and counts the rest. Those who have most give theirs first, which they have not
-// used for longest. A directory whose name is not a uid, or that does not belong to that uid, is
+// for new ones, and counts the rest. It removes images of the users who have most first, and of each user
+// those unused for longest. A directory whose name is not a uid, or that does not belong to that uid, is
 // not the store's and stays as it is.
 func (k *Keeper) Sweep(before time.Time) (Usage, error) {
 	root, err := os.Open(k.Dir)

@@ -12,7 +12,7 @@ import (
 // the file is on the disk. A larger image takes so long to send that the wait for the disk matters little. Tests set it.
 var lateMost uint64 = 4 << 20
 
-// placing bounds the images that are published at the same time, each of which takes a thread. Later waits if there are so many.
+// placing is how many images may be published at the same time, each by a thread of its own. Later waits while there are that many.
 const placing = 8
 
 // late knows which images are being published.

@@ -301,8 +301,8 @@ func size(all []file) (sum int64) {
 	return sum
 }
 
-// within has the directory take no more than room bytes, and says what it takes. If it is not to be listed for each piece, more room
-// is made than is needed. creating is held.
+// within removes images until the directory has at most room bytes, and returns how many it has. Where the directory is not listed for
+// each piece, it removes more than is needed. creating is held.
 func (s *Store) within(room int64) (int64, error) {
 	if s.has <= room && time.Since(s.listed) < s.Relist {
 		return s.has, nil

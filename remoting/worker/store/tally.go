@@ -158,7 +158,7 @@ func (t *tally) others() (sum, end int64, err error) {
 		if l.Type == unix.F_UNLCK {
 			continue
 		}
-		// Any lock of the range may be told, not only the first: look before and behind it.
+		// The kernel may name any lock of the range, not only the first: look before and behind it.
 		to := s.end()
 		if l.Len > 0 {
 			to = min(to, l.Start+l.Len)

@@ -186,7 +186,7 @@ func (r *Recorder) put(m *wire.TraceRecord, b []byte) {
 	r.room -= len(b)
 }
 
-// name returns the number of a name, which the trace is told first; 0 for one that does not fit. mu is held.
+// name returns the number of a name, and writes the name to the trace first; 0 for one that does not fit. mu is held.
 func (r *Recorder) name(text string) uint32 {
 	if len(text) > wire.MaxTraceName {
 		text = text[:wire.MaxTraceName]
