@@ -78,6 +78,8 @@ int sl_local_init_post_opt(spank_t sp)
 	if (!getenv("SLURM_JOB_ID") && !c.jobid)
 		return sl_option_send(sp);
 	tell_step(&c);
+	if (!sl_option_value(SL_RGPU_BIND))
+		sl_option_variable_ok(SL_RGPU_BIND); /* the variable that slurmstepd reads */
 	for (int i = 0; i < SL_OPTIONS; i++)
 		if (sl_option_value(i) && !sl_options[i].step && i != SL_RGPU_MEM)
 			slurm_spank_log("sluice: --%s has no effect on a step: its job has its lease already; give the option to sbatch or salloc",

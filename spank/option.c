@@ -176,31 +176,48 @@ const char *sl_option_value(int i)
 
 /*
  * An option that was not given may stand in the environment, as Slurm's own may: SBATCH_RGPU_MEM for sbatch,
- * SALLOC_RGPU_MEM for salloc, SLURM_RGPU_MEM for srun. A flag is on unless its value is 0 or no.
+ * SALLOC_RGPU_MEM for salloc, SLURM_RGPU_MEM for srun. A flag is on unless its value is 0 or no. Returns the variable's name and its
+ * value, NULL if there is none. name has 80 bytes.
  */
-static int option_from_environment(int i)
+static const char *variable(int i, char *name)
 {
 	const struct sl_option *o = &sl_options[i];
 	const char *tool = spank_context() == S_CTX_LOCAL ? "SLURM" : strcmp(program_invocation_short_name, "salloc") ? "SBATCH" : "SALLOC";
 	const char *value;
-	char name[80];
 
-	snprintf(name, sizeof name, "%s_%s", tool, o->env);
+	snprintf(name, 80, "%s_%s", tool, o->env);
 	value = getenv(name);
 	if (!value || !*value || (o->kind == SL_OPTION_FLAG && (!strcmp(value, "0") || !strcmp(value, "no"))))
-		return 0;
-	if (sl_option_parse(i, value, given[i]))
-		return 0;
-	given[i][0] = 0;
-	slurm_spank_log("sluice: %s=%.80s: want %s", name, value, o->want);
-	return -1;
+		return NULL;
+	return value;
 }
 
+bool sl_option_variable_ok(int i)
+{
+	char name[80], out[80];
+	const char *value = variable(i, name);
+
+	if (!value || sl_option_parse(i, value, out))
+		return true;
+	slurm_spank_log("sluice: %s=%.60s: want %s", name, value, sl_options[i].want);
+	return false;
+}
+
+/*
+ * Slurm ignores it if an `optional` plug-in fails here: the job would be submitted without the option. So a bad value of a variable is
+ * passed on as it is, and job_submit.lua refuses the job, or the daemon at its start.
+ */
 int sl_option_send(spank_t sp)
 {
-	for (int i = 0; i < SL_OPTIONS; i++)
-		if (!sl_option_value(i) && option_from_environment(i))
-			return -1;
+	for (int i = 0; i < SL_OPTIONS; i++) {
+		char name[80];
+		const char *value = sl_option_value(i) ? NULL : variable(i, name);
+
+		if (value && !sl_option_parse(i, value, given[i])) {
+			sl_option_variable_ok(i);
+			snprintf(given[i], sizeof given[i], "%s", value);
+		}
+	}
 	for (int i = 0; i < SL_OPTIONS; i++) {
 		if (!sl_option_value(i))
 			continue;

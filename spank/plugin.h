@@ -46,6 +46,8 @@ bool sl_option_parse(int i, const char *value, char out[80]);
  */
 #define SL_STEP_ENV "SLURM_RGPU_STEP"
 
+/* Whether the variable of option i, if it is set, has a valid value. Says what is wrong with another one. */
+bool sl_option_variable_ok(int i);
 /* Passes the options on to Slurm, which shows them to Prologs and Epilogs. */
 int sl_option_send(spank_t sp);
 

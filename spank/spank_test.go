@@ -310,7 +310,8 @@ func TestStepGres(t *testing.T) {
 	}
 }
 
-// What was not given on the command line or in the script may stand in the environment. A bad value there is refused, too.
+// What was not given on the command line or in the script may stand in the environment. Slurm ignores that an optional plug-in fails, so a bad
+// value there goes to slurmctld, which refuses it (prolog/sluice.lua), together with all others.
 func TestOptionVariables(t *testing.T) {
 	t.Setenv("SBATCH_RGPU_MEM", "20g")
 	t.Setenv("SBATCH_RGPU_POLICY", "fixed")
@@ -333,8 +334,21 @@ func TestOptionVariables(t *testing.T) {
 	}
 	t.Setenv("SBATCH_RGPU_MEM", "2.5G")
 	p, _ = spank.Start(spank.Allocator, 0, 0, 0)
-	if rc := p.InitPostOpt(); rc == 0 || p.Control("RGPU_MEM") != "" || !strings.HasPrefix(p.Log(), "sluice: SBATCH_RGPU_MEM=2.5G: want a whole number") {
-		t.Errorf("a bad value: %d, %q", rc, p.Log())
+	if rc := p.InitPostOpt(); rc != 0 || p.Control("RGPU_MEM") != "2.5G" || p.Control("RGPU_POLICY") != "fixed" || !strings.HasPrefix(p.Log(), "sluice: SBATCH_RGPU_MEM=2.5G: want a whole number") {
+		t.Errorf("a bad value: %d, %q, %q and %q", rc, p.Log(), p.Control("RGPU_MEM"), p.Control("RGPU_POLICY"))
+	}
+	t.Setenv("SBATCH_RGPU_MEM", strings.Repeat("x", 200))
+	p, _ = spank.Start(spank.Allocator, 0, 0, 0)
+	if rc := p.InitPostOpt(); rc != 0 || p.Control("RGPU_MEM") != strings.Repeat("x", 79) {
+		t.Errorf("a long bad value: %d, %q", rc, p.Control("RGPU_MEM"))
+	}
+	// Of a step only SLURM_RGPU_BIND counts.
+	t.Setenv("SLURM_JOB_ID", "7")
+	t.Setenv("SLURM_RGPU_MEM", "2.5G")
+	t.Setenv("SLURM_RGPU_BIND", "tasks")
+	p, _ = spank.Start(spank.Local, 0, 0, 0)
+	if rc := p.InitPostOpt(); rc != 0 || p.Log() != "sluice: SLURM_RGPU_BIND=tasks: want one of all, task\n" {
+		t.Errorf("a step: %d, %q", rc, p.Log())
 	}
 }
 

@@ -54,7 +54,7 @@ their own jobs by sluice explain. Lines that are damaged are skipped, and counte
 Times are those of this machine: 2h, 30m or 7d ago, today, yesterday, 2026-11-23, 2026-11-23T14:00,
 or 14:00 today. JOB is Slurm's number, or the run-... of sluice run; LEASE the beginning of an id.`,
 		Example: "  sluice audit --user alice --since 2h\n  sluice audit --job 4711\n  sluice audit --since today --event refuse,reclaim --json | jq -r '.[].reason'",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := q.parse(time.Now()); err != nil {
 				return err

@@ -68,7 +68,7 @@ the archive all the same, it is not written. It has names of users, jobs, progra
 
 A file that is there is not overwritten.`,
 		Example: "  sluice bugreport\n  sluice bugreport --out report.tar.gz && tar -tzf report.tar.gz",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, err := b.write(cmd.Context(), time.Now())
 			if err != nil {

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"time"
 
@@ -31,10 +33,10 @@ NODE.pem and NODE.key.`,
 	init := &cobra.Command{
 		Use:   "init",
 		Short: "Make a CA: ca.pem and ca.key",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := identity.InitCA(dir, name, time.Now()); err != nil {
-				return err
+				return caRemedy(err)
 			}
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "made %s for %d days; every node gets it as tls.ca\n", filepath.Join(dir, "ca.pem"), int(identity.CALife.Hours()/24))
 			return err
@@ -62,7 +64,7 @@ which is also its name in the pools. Existing files are not replaced.`,
 			for _, node := range args {
 				cert, key, err := identity.Issue(dir, node, at, time.Now())
 				if err != nil {
-					return err
+					return caRemedy(err)
 				}
 				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "made %s and %s for %d days; node %s gets them as tls.cert and tls.key\n",
 					cert, key, int(identity.NodeLife.Hours()/24), node); err != nil {
@@ -80,4 +82,15 @@ which is also its name in the pools. Existing files are not replaced.`,
 	}
 	cmd.AddCommand(init, issue)
 	return cmd
+}
+
+// caRemedy adds what to do about an error of the CA's directory.
+func caRemedy(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w; run this as root, or give a directory of yours with --dir", err)
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w; sluice ca init makes a CA, and --dir says where it is", err)
+	}
+	return err
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/sluice-hpc/sluice/remoting/version"
 	"github.com/sluice-hpc/sluice/remoting/wire"
@@ -55,6 +56,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if cmd != nil && cmd.Name() == "run" {
 		status = exitRunFailed // also for a bad flag: 1 would look like the program's own
 	}
+	if cmd != nil && cmd.Name() == "health" {
+		status = healthUnknown // 1 would look like a warning
+	}
 	if cmd != nil && slices.Contains(neverFails, cmd.Name()) {
 		status = 0
 	}
@@ -83,14 +87,52 @@ Users see and change what is theirs, root everything.`,
 	}
 	root.AddCommand(newRun(), newList(), newTop(), newGPUs(), newRelease(), newSet(), newDrain(), newResume(), newSmi(), newHealth(), newProbe(), newExplain(), newTrace(), newAudit(), newBugreport(), newReport(), newAppend(), newProlog(), newEpilog(), newPrologCtld(), newEpilogCtld(), newEnv(), newSetup(), newSlurm(), newCA(), newMan(), newVersion())
 	root.InitDefaultCompletionCmd() // now, so that its manual pages are made too
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" {
+			c.Args, c.RunE = cobra.ArbitraryArgs, otherShell
+		}
+	}
+	root.SetHelpCommand(newHelp())
 	return root
+}
+
+// noArgs is for commands without arguments and without subcommands. cobra.NoArgs calls an argument an unknown command.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes no arguments, and %q is one; see %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())
+	}
+	return nil
+}
+
+// otherShell is sluice completion without one of its subcommands. Its output may be read by a shell.
+func otherShell(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return cmd.Help()
+	}
+	return fmt.Errorf("there is no completion for %q; give bash, fish, powershell or zsh", args[0])
+}
+
+// newHelp is cobra's, but a command that there is not is an error.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [command]",
+		Short: "Help about any command",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			of, _, err := cmd.Root().Find(args)
+			if err != nil || len(args) > 0 && of == cmd.Root() {
+				return fmt.Errorf("there is no command %q; see sluice --help", strings.Join(args, " "))
+			}
+			of.InitDefaultHelpFlag()
+			return of.Help()
+		},
+	}
 }
 
 func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of this program",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "sluice version %s, protocol %d, %s\n", version.Commit, wire.Version, runtime.Version())
 			return err

@@ -79,5 +79,9 @@ func explainRow(e *rpc.Event, users *usernames.Names) []string {
 	if e.Times > 1 {
 		reason += fmt.Sprintf(" (asked %d times, this is the last answer)", e.Times)
 	}
-	return []string{e.Time.Local().Format(time.RFC3339), e.Event, short(e.Lease), users.Name(e.UID), node, owner, join(e.Grants, fractionText), reason}
+	user := users.Name(e.UID)
+	if e.Lease == "" && e.Key.Job == "" {
+		user = "" // an owner that was not asked
+	}
+	return []string{e.Time.Local().Format(time.RFC3339), e.Event, short(e.Lease), user, node, owner, join(e.Grants, fractionText), reason}
 }

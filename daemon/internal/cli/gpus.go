@@ -26,7 +26,7 @@ the machine with the GPU. FREE and FREE% are what no lease holds. OVERHEAD is th
 the context of one session takes of its fraction. An owner that does not answer is listed with
 the reason, and is not asked again for a while.`,
 		Example: "  sluice gpus\n  sluice gpus --pool train --json",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ps, err := question(cmd.Context(), socket, func(ctx context.Context, d local) ([]rpc.Pool, error) { return d.Pool(ctx, pool) })
 			if err != nil {

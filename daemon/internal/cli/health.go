@@ -28,7 +28,7 @@ func newHealth() *cobra.Command {
 		Long: `Print the findings of this node's daemon, the worst first, each with a remedy.
 
 The exit status is 0 if all is well, 1 with a warning, 2 with a failure, and 3 if the
-daemon does not answer. docs/health.md has each check, with what to do. Xids, the errors that
+daemon does not answer or an option is wrong. docs/health.md has each check, with what to do. Xids, the errors that
 the driver has written to the kernel's log, are looked for if root asks.
 
 With --node it prints only what must be mended on this node before jobs can have fractions
@@ -45,7 +45,7 @@ have found of themselves, asked at the same time, and which nodes sluice health 
 same finding of several nodes is one line. Owners that do not answer, run a release without this
 question or refuse to answer are findings as well. A node that lends no GPU listens on no port: it is known by its drain.`,
 		Example: "  sluice health\n  sluice health --all\n  sluice health --quiet || echo 'something is wrong'\n  sluice health --node",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if all.wanted {
 				all.socket, all.config, all.json = socket, slurm.config, asJSON

@@ -71,7 +71,7 @@ func TestHealthAll(t *testing.T) {
 		}
 	}
 	for _, other := range []string{"--quiet", "--node", "--drain"} {
-		if _, errs, status := d.call("health", "--all", other); status != 1 || !strings.Contains(errs, "none of the others can be") {
+		if _, errs, status := d.call("health", "--all", other); status != 3 || !strings.Contains(errs, "none of the others can be") {
 			t.Errorf("with %s: exit status %d, %s", other, status, errs)
 		}
 	}

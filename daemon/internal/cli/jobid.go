@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
@@ -12,6 +13,9 @@ import (
 // jobNumber returns the job id of what a user names as squeue does: leases have the id, and a task of an
 // array or a component of a heterogeneous job has one besides its name. Every other name stays as it is.
 func jobNumber(ctx context.Context, name string) (string, error) {
+	if job, step, ok := strings.Cut(name, "."); ok && (form.IsJobID(job) || slurm.IsTask(job)) {
+		return "", fmt.Errorf("%s is step %s of job %s; give the job: %s", form.Name(name), form.Name(step), job, job)
+	}
 	if !slurm.IsTask(name) {
 		return name, nil
 	}

@@ -42,7 +42,7 @@ connection was lost and made again, CUT_TIME says for how long there was none. I
 long no program has had work for the GPU, from a minute on. PART is what a step with a --gres of
 its own has of the lease: percent and memory, or whole GPUs by their numbers.`,
 		Example: "  sluice list\n  sluice list --sessions\n  sluice list --json | jq -r '.[].id'",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ls, err := leases(cmd.Context(), socket)
 			if err != nil {

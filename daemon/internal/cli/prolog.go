@@ -110,7 +110,7 @@ func (s *script) command() *cobra.Command {
 	var socket string
 	var timeout time.Duration
 	cmd := &cobra.Command{
-		Use: s.use, Short: s.short, Long: s.long, Args: cobra.NoArgs,
+		Use: s.use, Short: s.short, Long: s.long, Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// slurmd ends a script that takes too long by SIGTERM; that is no failure either.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)

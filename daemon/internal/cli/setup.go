@@ -38,7 +38,7 @@ they differ, that is an error.
 
 The exit status is that of sluice health. Run as root.`,
 		Example: "  sluice setup --cluster prod --controllers head1,head2 --owners gpu01,gpu02",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cluster == "" || len(controllers) == 0 || len(owners) == 0 {
 				return errors.New("give --cluster, which is ClusterName in slurm.conf, --controllers, the machines of slurmctld, and --owners, the machines that lend GPUs")

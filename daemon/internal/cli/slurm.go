@@ -37,7 +37,7 @@ func newSlurmConf() *cobra.Command {
 		Long: `Print what is to be added to slurm.conf: the gres by which jobs ask, the licences that
 are the pool, and the scripts. All owners have to answer, since they say how many GPUs
 there are.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, t, err := from.table(cmd.Context())
 			if err != nil {
@@ -62,7 +62,7 @@ memory, by which --rgpu-mem is charged. To be run on slurmctld's node after a ch
 pools in sluice.yaml or of their GPUs; slurmctld need not be told.
 
 A file that is right already is left as it is. All owners have to answer.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, t, err := from.table(cmd.Context())
 			if err != nil {
@@ -92,7 +92,7 @@ each sees its own part.
 
 The exit status is 0 if all is well, 1 with a warning, 2 with a failure, and 3 if sluice.yaml
 cannot be read.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := config.Load(from.file)
 			if err != nil {

@@ -39,7 +39,7 @@ have to answer.
 
 With --remove everything is put back as it was; this needs no daemon.`,
 		Example: "  sluice slurm setup --dry-run\n  sluice slurm setup --nodes 'node[01-20],big01'\n  sluice slurm setup --remove",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := config.Load(from.file)
 			if err != nil {

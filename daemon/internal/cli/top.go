@@ -48,7 +48,7 @@ IN/s and OUT/s are rates between two refreshes.
 If the output is not a terminal, or with --once, the state is shown once. With sessions that
 takes one interval, since rates need two measurements.`,
 		Example: "  sluice top\n  sluice top --once\n  sluice top --json --interval 5s",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 100*time.Millisecond {
 				return fmt.Errorf("--interval %v: give 100ms at least", every)

@@ -131,7 +131,7 @@ type collected struct {
 func collect(path string) (*collected, error) {
 	file, err := safefile.Create(path, safefile.How{Mode: 0o600, Volatile: true, Unnamed: true})
 	if err != nil {
-		return nil, fmt.Errorf("timeline: %w; give another file with -o", err)
+		return nil, fmt.Errorf("timeline: %w; give another file, whose folder is there", err)
 	}
 	dir, err := os.MkdirTemp("", "sluice-trace")
 	if err != nil {

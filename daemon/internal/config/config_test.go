@@ -89,6 +89,7 @@ func TestUsersRun(t *testing.T) {
 func TestErrors(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"lease:\n  silense: 5m\n", "f.yaml:2: unknown key lease.silense; is lease.silence meant?"},
+		{"lease:\n\tsilence: 5m\n", "a line begins with a tab: indent by spaces"},
 		{"nonsense: 1\n", "f.yaml:1: unknown key nonsense"},
 		{"Node: x\n", "f.yaml:1: unknown key Node"},
 		{"lease:\n  silence: soon\n", `f.yaml:2: lease.silence: "soon" is not a time`},

@@ -108,6 +108,9 @@ func Parse(name string, text []byte) (*Config, error) {
 	var doc, more yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	if err := dec.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
+		if bytes.Contains(text, []byte("\n\t")) {
+			return nil, fmt.Errorf("%s: %w; a line begins with a tab: indent by spaces", name, err)
+		}
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	switch err := dec.Decode(&more); {

@@ -155,6 +155,9 @@ func used(r *lease.Report) string {
 	case r.Lost:
 		since = "counts were lost with the reboot of " + r.Owner + "; since then "
 	case r.Sessions == 0:
+		if r.Ended.IsZero() {
+			return "nothing so far: no program of the job has used the GPU yet"
+		}
 		return "nothing: no program of the job used the GPU"
 	}
 	var peak, mem uint64

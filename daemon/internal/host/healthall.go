@@ -10,7 +10,10 @@ package host
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -42,6 +45,7 @@ func (h *Host) NodeHealth(ctx context.Context) []rpc.Check {
 	}
 	h.mu.Lock()
 	undelivered, sockless, leases := len(h.ends), 0, 0
+	var sockets []string
 	for _, hd := range h.leases {
 		switch hd.rec.Phase {
 		case releasing:
@@ -53,10 +57,17 @@ func (h *Host) NodeHealth(ctx context.Context) []rpc.Check {
 			leases++
 			if hd.sock == nil {
 				sockless++
+			} else {
+				sockets = append(sockets, h.socks.Path(hd.rec.Lease.ID))
 			}
 		}
 	}
 	h.mu.Unlock()
+	for _, path := range sockets {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			sockless++ // somebody has removed it: who connected before goes on, and nobody else can
+		}
+	}
 	if undelivered > 0 {
 		checks = append(checks, rpc.Check{Name: "releases", Level: rpc.Warn, Text: plural(undelivered, "release") + " not delivered yet", Remedy: "they go out when their owners answer"})
 	}

@@ -222,3 +222,26 @@ func TestFiles(t *testing.T) {
 	there(l.ID, false)
 	there(m.ID, true)
 }
+
+// Somebody removes the sockets of leases: jobs go on, and the health says that their next programs will find no GPU.
+func TestRemovedSocketsAreNotWell(t *testing.T) {
+	s := newSite(t, newFake("a", 1))
+	l := s.must(ask("1", 50))
+	sockets := func() (texts []string) {
+		for _, c := range s.NodeHealth(t.Context()) {
+			if c.Name == "sockets" {
+				texts = append(texts, c.Text)
+			}
+		}
+		return texts
+	}
+	if got := sockets(); len(got) != 0 {
+		t.Errorf("with all of them: %q", got)
+	}
+	if err := os.RemoveAll(filepath.Dir(s.Socket(l.ID))); err != nil {
+		t.Fatal(err)
+	}
+	if got := sockets(); len(got) != 1 || got[0] != "1 lease without socket" {
+		t.Errorf("without: %q", got)
+	}
+}

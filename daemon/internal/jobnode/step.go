@@ -77,9 +77,13 @@ func (s *Service) asked(ctx context.Context, l *lease.Lease, step uint32, mem st
 	}
 	var percent, had, has uint64
 	for _, g := range st.Gres {
-		if g.Name == form.Gres {
-			percent += g.Count
+		if g.Name != form.Gres {
+			continue
 		}
+		if g.Bare {
+			return part, false, lease.Errorf(lease.Invalid, "--gres=%s of step %d does not say how much; write --gres=%s:PERCENT, or leave it out for all that the job has", form.Gres, step, form.Gres)
+		}
+		percent += g.Count
 	}
 	for _, g := range l.Grants { // had is before sluice set
 		has += uint64(g.Percent)

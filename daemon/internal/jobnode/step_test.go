@@ -52,6 +52,7 @@ func TestStep(t *testing.T) {
 	r := stepRig(t, map[string]slurm.Step{
 		"0": {Gres: gres(10)}, "1": {Gres: gres(50)}, "2": {}, "3": {Gres: gres(60)}, "4": {Gres: gres(0)},
 		"5": {Gres: gres(10), Others: []string{"gres:rgpu:5"}}, "6": {Gres: append(gres(5), slurm.Gres{Name: "rgpu", Type: "h200", Count: 6})},
+		"7": {Gres: []slurm.Gres{{Name: "rgpu", Count: 1, Bare: true}}},
 	})
 	for _, c := range []struct {
 		step string
@@ -72,6 +73,7 @@ func TestStep(t *testing.T) {
 		{"4", true, "", &lease.Part{Step: 4}, ""},
 		{"5", true, "", nil, "by step, socket or task is not supported"},
 		{"6", true, "", &lease.Part{Step: 6, Percent: 11, Mem: 11 << 30}, ""},
+		{"7", true, "", nil, "does not say how much; write --gres=rgpu:PERCENT"},
 		{"4294967291", true, "", nil, ""}, // the batch script
 	} {
 		r.Host.Parts = nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
+	"github.com/sluice-hpc/sluice/internal/safefile"
 )
 
 // What the machine under the daemon lacks: room on its disks, a disk that outlives a reboot, a certificate that is still good.
@@ -30,7 +32,7 @@ const (
 // machine returns the findings about this machine.
 func (n *Node) machine(ctx context.Context) []rpc.Check {
 	cfg := n.cfg.Load()
-	out := disks(cfg, n.owner != nil)
+	out := append(disks(cfg, n.owner != nil), modes(cfg)...)
 	if n.id != nil {
 		if err := n.id.Works(ctx); err != nil {
 			out = append(out, rpc.Check{Name: "munge", Level: rpc.Fail, Node: true, Text: fmt.Sprintf("this node cannot show others who it is: %v", err),
@@ -80,6 +82,31 @@ func disks(cfg *config.Config, owner bool) []rpc.Check {
 	}
 	if good > 0 && len(out) == 0 {
 		out = append(out, rpc.Check{Name: "disk", Level: rpc.OK, Text: "there is room"})
+	}
+	return out
+}
+
+// modes looks for what an administrator's chmod or chown has made of the daemon's directories and sockets: users no longer reach the daemon, or it
+// will not start again.
+func modes(cfg *config.Config) []rpc.Check {
+	var out []rpc.Check
+	for _, p := range []struct {
+		path       string
+		want, need fs.FileMode // need is what users need of it: to pass a directory, and to write to a socket
+	}{
+		{cfg.RunDir, 0o755, 0o001}, {filepath.Join(cfg.RunDir, "leases"), 0o755, 0o001},
+		{cfg.Socket(), 0o666, 0o002}, {cfg.JobSocket(), 0o666, 0o002},
+	} {
+		// What is not there is made again.
+		if st, err := os.Lstat(p.path); err == nil && st.Mode()&p.need == 0 {
+			out = append(out, rpc.Check{Name: "modes", Level: rpc.Fail, Node: true, Remedy: fmt.Sprintf("chmod %04o %s", p.want, p.path),
+				Text: fmt.Sprintf("%s has mode %04o: users and their jobs cannot reach this daemon", p.path, st.Mode().Perm())})
+		}
+	}
+	for _, d := range []struct{ key, path string }{{"state_dir", cfg.StateDir}, {"run_dir", cfg.RunDir}, {"audit.file", filepath.Dir(cfg.Audit.File)}} {
+		if err := safefile.Dir(d.path); errors.Is(err, safefile.ErrUnsafe) {
+			out = append(out, rpc.Check{Name: "modes", Level: rpc.Fail, Text: fmt.Sprintf("the daemon will not start again: %s: %v", d.key, err), Remedy: "sluiced --check says whether it would"})
+		}
 	}
 	return out
 }

@@ -32,7 +32,7 @@ func explain(gpus []lease.GPU, cs []candidate, r lease.Request) error {
 		}
 	}
 	if r.SameOwner && choose(cs, without(r), lease.BestFit) != nil {
-		return lease.Errorf(lease.NoRoom, "%s: there is room, but not at one owner; wait, or ask without same owner", what(r))
+		return lease.Errorf(lease.NoRoom, "%s: there is room, but not at one owner; wait, or ask without --same-owner", what(r))
 	}
 	most := 0
 	for n := len(r.Fractions) - 1; n > 0 && most == 0; n-- {
@@ -90,7 +90,7 @@ func neverFits(whole []candidate, r lease.Request) string {
 				most, at = len(own), own[0].gpu.Owner
 			}
 		}
-		return fmt.Sprintf("%s: no owner has GPUs for them all, the most are %d at %s; ask without same owner", what(r), most, at)
+		return fmt.Sprintf("%s: no owner has GPUs for them all, the most are %d at %s; ask without --same-owner", what(r), most, at)
 	}
 	return fmt.Sprintf("%s: each needs a GPU of its own, and there are %s; ask for fewer", what(r), count(len(whole)))
 }

@@ -23,6 +23,7 @@ type Gres struct {
 	Name  string
 	Type  string // "" any
 	Count uint64
+	Bare  bool // the request says no count, which is 1 for Slurm
 }
 
 // none is what Slurm prints where there is nothing.
@@ -79,10 +80,11 @@ func ParseGres(s string) ([]Gres, error) {
 		last := f[len(f)-1]
 		switch n, isCount := parseCount(last); {
 		case len(f) == 1:
+			g.Bare = true
 		case len(f) == 2 && isCount:
 			g.Count = n
 		case len(f) == 2 && !startsDigit(last):
-			g.Type = last
+			g.Type, g.Bare = last, true
 		case len(f) == 3 && isCount:
 			g.Type, g.Count = f[1], n
 		default:

@@ -18,19 +18,19 @@ func TestGres(t *testing.T) {
 		want []Gres // nil: refused, or nothing
 		bad  bool
 	}{
-		{"gres:rgpu:50", []Gres{{"rgpu", "", 50}}, false}, // 22.05
-		{"gres/rgpu:50", []Gres{{"rgpu", "", 50}}, false}, // 23.11
-		{"gres:rgpu:h200:50", []Gres{{"rgpu", "h200", 50}}, false},
-		{"gres/rgpu:h200:50", []Gres{{"rgpu", "h200", 50}}, false},
-		{"gres/rgpu:h200=50", []Gres{{"rgpu", "h200", 50}}, false},
-		{"rgpu=50", []Gres{{"rgpu", "", 50}}, false},
-		{"gres:rgpu", []Gres{{"rgpu", "", 1}}, false},
-		{"gres:rgpu:h200", []Gres{{"rgpu", "h200", 1}}, false},
-		{"gres:rgpu:h200:1k", []Gres{{"rgpu", "h200", 1024}}, false},
-		{"rgpu:2M", []Gres{{"rgpu", "", 2 << 20}}, false},
-		{"gres:gpu:2,gres:rgpu:5(S:0-1)", []Gres{{"gpu", "", 2}, {"rgpu", "", 5}}, false},
-		{"gres:rgpu:5,gres:rgpu:6", []Gres{{"rgpu", "", 5}, {"rgpu", "", 6}}, false},
-		{"gres:rgpu:0", []Gres{{"rgpu", "", 0}}, false},
+		{"gres:rgpu:50", []Gres{{"rgpu", "", 50, false}}, false}, // 22.05
+		{"gres/rgpu:50", []Gres{{"rgpu", "", 50, false}}, false}, // 23.11
+		{"gres:rgpu:h200:50", []Gres{{"rgpu", "h200", 50, false}}, false},
+		{"gres/rgpu:h200:50", []Gres{{"rgpu", "h200", 50, false}}, false},
+		{"gres/rgpu:h200=50", []Gres{{"rgpu", "h200", 50, false}}, false},
+		{"rgpu=50", []Gres{{"rgpu", "", 50, false}}, false},
+		{"gres:rgpu", []Gres{{"rgpu", "", 1, true}}, false},
+		{"gres:rgpu:h200", []Gres{{"rgpu", "h200", 1, true}}, false},
+		{"gres:rgpu:h200:1k", []Gres{{"rgpu", "h200", 1024, false}}, false},
+		{"rgpu:2M", []Gres{{"rgpu", "", 2 << 20, false}}, false},
+		{"gres:gpu:2,gres:rgpu:5(S:0-1)", []Gres{{"gpu", "", 2, false}, {"rgpu", "", 5, false}}, false},
+		{"gres:rgpu:5,gres:rgpu:6", []Gres{{"rgpu", "", 5, false}, {"rgpu", "", 6, false}}, false},
+		{"gres:rgpu:0", []Gres{{"rgpu", "", 0, false}}, false},
 		{"N/A", nil, false},
 		{"(null)", nil, false},
 		{"", nil, false},
@@ -100,7 +100,7 @@ func TestJob(t *testing.T) {
 	j, err := parseJob("12", text)
 	want := Job{
 		ID: "12", JobState: JobState{"RUNNING", 3, []string{"h2n1", "h2n2"}}, UID: 1000, GID: 1001, Batch: true,
-		Partition: "main", Licences: Counts{"rgpu": 100, "matlab": 1}, Gres: []Gres{{"rgpu", "", 50}}, Others: []string{"gres/rgpu:5"},
+		Partition: "main", Licences: Counts{"rgpu": 100, "matlab": 1}, Gres: []Gres{{"rgpu", "", 50, false}}, Others: []string{"gres/rgpu:5"},
 	}
 	if err != nil || !reflect.DeepEqual(j, want) {
 		t.Errorf("%+v, %v", j, err)

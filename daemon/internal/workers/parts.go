@@ -72,8 +72,8 @@ func (p *Pool) partOf(a *leased, l *lease.Lease, r *lease.SessionRequest, overhe
 	if q.Percent == 0 || q.Percent > g.Percent || q.Mem < form.Granule || q.Mem > g.Mem {
 		return nil, lease.Errorf(lease.Invalid, "lease %s has %d%% and %d MiB: %v", l.ID, g.Percent, g.Mem>>20, *q)
 	}
-	if q.Mem < overhead {
-		return nil, lease.Errorf(lease.Invalid, "%v, and a program's context alone takes %d MiB there; start the step with a larger --gres=%s or --rgpu-mem", *q, form.MiB(overhead), form.Gres)
+	if q.Mem < overhead+form.Granule { // a program could allocate nothing
+		return nil, lease.Errorf(lease.Invalid, "%v, and a program's context alone takes %d MiB there; start the step with a larger --gres=%s or with --rgpu-mem=%dM or more", *q, form.MiB(overhead), form.Gres, form.MiB(overhead+form.Granule))
 	}
 	if sum := a.inParts(); sum+q.Percent > g.Percent {
 		return nil, lease.Errorf(lease.NoRoom, "%v, and of the %d%% of lease %s %d are left beside the parts of other steps: %s; start it with less, or when one has ended",

@@ -113,6 +113,7 @@ func TestParts(t *testing.T) {
 		"of the 50% of lease":                {Step: 4, Percent: 41, Mem: 70 << 20},
 		"programs that run have":             {Step: 3, Percent: 20, Mem: 70 << 20},
 		"a program's context alone takes 64": {Step: 4, Percent: 10, Mem: 32 << 20},
+		"with --rgpu-mem=66M or more":        {Step: 4, Percent: 10, Mem: 64 << 20}, // a context, and nothing else
 		"has 50% and 256 MiB":                {Step: 4, Percent: 10, Mem: 300 << 20},
 		"step 4: 0%, 70 MiB":                 {Step: 4, Mem: 70 << 20},
 	} {
