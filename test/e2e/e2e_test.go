@@ -74,6 +74,7 @@ type workerOptions struct {
 	keepalive time.Duration // how long silence may last
 	sandbox   string        // of the sessions; "": on
 	race      bool          // the worker under the race detector
+	exe       string        // of the worker; "": this tree's
 	args      []string
 	env       []string
 }
@@ -169,6 +170,9 @@ func newWorker(t testing.TB, o workerOptions) *worker {
 	exe := built("bin/sluice-worker")
 	if o.race {
 		exe = built("test/race/sluice-worker")
+	}
+	if o.exe != "" {
+		exe = o.exe
 	}
 	w.cmd = exec.Command(exe,
 		"--listen", w.addr, "--device", strings.Join(devices, ","), "--mem", o.mem, "--store", filepath.Join(dir, "store"),

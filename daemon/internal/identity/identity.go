@@ -200,7 +200,8 @@ func (c *creds) OverrideServerName(string) error         { return nil }
 func (c *creds) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakeTime)
 	defer cancel()
-	node, conn, err := c.i.serve(ctx, raw)
+	in := &listening{Conn: raw}
+	node, conn, err := c.i.serve(ctx, in)
 	if err == nil {
 		// Where connections are counted, this one is no stranger's from now on.
 		if t, ok := raw.(interface{ Trust(name string) bool }); ok && !t.Trust(node) {
@@ -208,7 +209,7 @@ func (c *creds) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, e
 		}
 	}
 	if err != nil {
-		if f := c.i.cfg.Refused; f != nil {
+		if f := c.i.cfg.Refused; f != nil && !in.spare(err) {
 			if skipped, ok := c.i.reports.Pass(); ok {
 				reason := err.Error()
 				if skipped > 0 {
@@ -221,6 +222,24 @@ func (c *creds) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, e
 		return nil, nil, err
 	}
 	return conn, c.i.info(node), nil
+}
+
+// listening is a connection that knows whether the other side has sent anything.
+type listening struct {
+	net.Conn
+	heard bool
+}
+
+func (l *listening) Read(b []byte) (int, error) {
+	n, err := l.Conn.Read(b)
+	l.heard = l.heard || n > 0
+	return n, err
+}
+
+// spare reports whether the other side has closed the connection without a word. A daemon does so with the attempts that it
+// makes beside the first after a cut (package rpc): nobody was refused.
+func (l *listening) spare(err error) bool {
+	return !l.heard && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET))
 }
 
 func (i *Identity) info(node string) Info {

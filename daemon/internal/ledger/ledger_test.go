@@ -127,8 +127,13 @@ func TestRefusals(t *testing.T) {
 	must(t, db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte(meta)).Put([]byte("format"), []byte("2")) }))
 	must(t, db.Close())
 	for _, f := range []func() error{func() error { _, err := Open(p, "gpu01", Options{}); return err }, func() error { return Check(p, "gpu01", "") }} {
-		if err := f(); !errors.Is(err, ErrFormat) {
+		before, rerr := os.ReadFile(p)
+		must(t, rerr)
+		if err := f(); !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), "install the release that wrote it") {
 			t.Error("another format:", err)
+		}
+		if now, err := os.ReadFile(p); err != nil || !bytes.Equal(now, before) {
+			t.Error("another format: the file was changed,", err)
 		}
 	}
 	must(t, os.Chmod(p, 0o644))

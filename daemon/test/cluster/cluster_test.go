@@ -64,10 +64,16 @@ var withFaults = sync.OnceValues(func() (string, error) {
 // start makes a site and brings its daemons up. When the test has failed, the ends of their logs are shown.
 func start(t *testing.T, o site.Options) *site.Site {
 	t.Helper()
+	return startWith(t, build, o)
+}
+
+// startWith is start with what another tree has built.
+func startWith(t *testing.T, from string, o site.Options) *site.Site {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("nodes are made of namespaces, which needs root")
 	}
-	o.Build, o.CUDA = build, os.Getenv("SLUICE_CUDA")
+	o.Build, o.CUDA = from, os.Getenv("SLUICE_CUDA")
 	if o.Faults {
 		if _, err := withFaults(); err != nil {
 			t.Fatal(err)

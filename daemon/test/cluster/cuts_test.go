@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/node"
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/site"
 )
@@ -36,13 +37,15 @@ func TestCutsAndDaemons(t *testing.T) {
 			s := pausing(t, map[string]string{"encrypt": encrypt})
 			c := &cutting{s: s, rnd: rand.New(rand.NewPCG(1, 21))}
 			program := func(seed int) (string, error) {
-				return s.Hosts[0].Node.Run(t.Context(), s.Hosts[0].Run(user, "--fraction", "50", "--", s.Program("paused"), strconv.Itoa(seed), "2000"))
+				return s.Hosts[0].Node.Run(t.Context(), s.Hosts[0].Run(user, "--fraction", "50", "--", s.Program("paused"), strconv.Itoa(seed), "800"))
 			}
+			programs := 0
 			for seed := 0; c.cuts < most/2 && !t.Failed(); seed++ {
 				want, err := program(seed)
 				if err != nil {
 					t.Fatalf("uncut: %v: %s", err, want)
 				}
+				programs += 2
 				stop, stopped := make(chan struct{}), make(chan error, 1)
 				go func() { stopped <- c.until(t.Context(), min(most/2, 50), stop) }()
 				got, err := program(seed)
@@ -55,7 +58,10 @@ func TestCutsAndDaemons(t *testing.T) {
 				}
 				allFree(t, s, nil)
 			}
-			t.Logf("%d cuts, %d daemons killed", c.cuts, c.killed)
+			if n := audited(t, s.Owners[0], audit.SessionOpen); n != programs {
+				t.Errorf("%d programs had %d sessions", programs, n)
+			}
+			t.Logf("%d programs, %d cuts, %d daemons killed", programs, c.cuts, c.killed)
 		})
 	}
 }
@@ -77,6 +83,18 @@ type cutting struct {
 // before is hardly made again.
 func (c *cutting) until(ctx context.Context, most int, stop chan struct{}) error {
 	host, owner := c.s.Hosts[0], c.s.Owners[0]
+	for works := false; !works; { // before its WELCOME a session knows no grace, and a program gives up after a few attempts
+		select {
+		case <-stop:
+			return nil
+		case <-time.After(10 * time.Millisecond):
+		}
+		ls, err := list(owner)
+		if err != nil {
+			return err
+		}
+		works = len(ls) == 1 && len(ls[0].Sessions) == 1 && ls[0].Sessions[0].Counts.Launches > 0
+	}
 	for last := c.cuts + most; c.cuts < last; {
 		gap := []int{20, 200}[c.rnd.IntN(2)]
 		select {

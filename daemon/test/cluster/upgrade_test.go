@@ -1,0 +1,112 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
+	"github.com/sluice-hpc/sluice/daemon/test/cluster/site"
+)
+
+// upgrade replaces what is installed by this tree's build, as packages do: what runs keeps the files that it has.
+func upgrade(t *testing.T, s *site.Site) {
+	t.Helper()
+	for _, name := range []string{"bin/sluice", "bin/sluiced", "bin/sluice-worker", "shim/libcuda.so.1", "shim/libnvidia-ml.so.1"} {
+		next := s.Opt(name) + ".new"
+		if out, err := exec.Command("cp", "-a", filepath.Join(build, name), next).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if err := os.Rename(next, s.Opt(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestUpgradeInCut: while a program's network is cut, everything is replaced by a later release and one node's daemon is started anew; in a second cut the
+// other node's is. The session from before goes on each time, over daemons of different releases and then of the later one. SLUICE_OLD is a tree of the
+// earlier release, built, whose build folder also has the test programs; without it the release replaces itself.
+func TestUpgradeInCut(t *testing.T) {
+	for _, first := range []string{"owner", "host"} {
+		t.Run(first+" first", func(t *testing.T) {
+			old := build
+			if tree := os.Getenv("SLUICE_OLD"); tree != "" {
+				old = filepath.Join(tree, "build")
+			}
+			s := startWith(t, old, site.Options{Hosts: 1, Owners: 1, GPUs: 1, Config: map[string]string{
+				"session.keepalive": "1s", "session.grace": "60s", "lease.renew": "300ms", "lease.silence": "3s",
+			}})
+			h, o := s.Hosts[0], s.Owners[0]
+			order := []*site.Daemon{o, h}
+			if first == "host" {
+				order = []*site.Daemon{h, o}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			stderr := filepath.Join(h.Node.Dir, "paused.err")
+			if err := errors.Join(os.WriteFile(stderr, nil, 0o600), os.Chown(stderr, user, user)); err != nil {
+				t.Fatal(err)
+			}
+			type outcome struct {
+				out string
+				err error
+			}
+			run := func() (r outcome) {
+				r.out, r.err = h.Node.Run(ctx, h.Run(user, "--fraction", "50", "--", "sh", "-c", `"$0" 5 2000 2>>"$1"`, s.Program("paused"), stderr))
+				return r
+			}
+			done := make(chan outcome, 1)
+			go func() { done <- run() }()
+			eventually(t, 20*time.Second, "the program works", func() error {
+				ls, err := list(o)
+				if err != nil || len(ls) != 1 || len(ls[0].Sessions) != 1 || ls[0].Sessions[0].Counts.Launches == 0 {
+					return fmt.Errorf("%v, %w", ls, err)
+				}
+				return nil
+			})
+			for i, d := range order {
+				if err := s.Net.Cut(o.Node, true); err != nil {
+					t.Fatal(err)
+				}
+				if i == 0 {
+					upgrade(t, s)
+				}
+				time.Sleep(1500 * time.Millisecond) // beyond the keep-alive time
+				if err := d.Kill(); err != nil {
+					t.Error(err)
+				}
+				if _, err := d.Up(ctx); err != nil {
+					t.Fatal(err)
+				}
+				if err := s.Net.Cut(o.Node, false); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, 20*time.Second, "the program goes on", func() error {
+					b, err := os.ReadFile(stderr)
+					if n := strings.Count(string(b), " is back after "); n != i+1 {
+						return fmt.Errorf("back %d times, %w: %s", n, err, b)
+					}
+					return nil
+				})
+			}
+			cut := <-done
+			if cut.err != nil || !strings.Contains(cut.out, "PASS") {
+				t.Fatalf("%v: %s", cut.err, cut.out)
+			}
+			if got := audited(t, o, audit.SessionOpen); got != 1 {
+				t.Errorf("%d sessions were begun for the program", got)
+			}
+			uncut := run()
+			if sum := func(s string) string { return s[max(0, strings.Index(s, "checksum")):] }; uncut.err != nil || sum(uncut.out) != sum(cut.out) {
+				t.Errorf("cut: %s\nuncut, by the later release: %v: %s", cut.out, uncut.err, uncut.out)
+			}
+			allFree(t, s, nil)
+		})
+	}
+}
