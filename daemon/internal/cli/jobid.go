@@ -13,7 +13,7 @@ import (
 // jobNumber returns the job id of what a user names as squeue does: leases have the id, and a task of an
 // array or a component of a heterogeneous job has one besides its name. Every other name stays as it is.
 func jobNumber(ctx context.Context, name string) (string, error) {
-	if job, step, ok := strings.Cut(name, "."); ok && (form.IsJobID(job) || slurm.IsTask(job)) {
+	if job, step, ok := strings.Cut(name, "."); ok && (form.JobID(job).Valid() || slurm.IsTask(job)) {
 		return "", fmt.Errorf("%s is step %s of job %s; give the job: %s", form.Name(name), form.Name(step), job, job)
 	}
 	if !slurm.IsTask(name) {

@@ -106,7 +106,7 @@ func named(ls []lease.Status, name string) (string, error) {
 	case form.LeaseID(name).Valid():
 		return name, nil // not here any more, or another user's: the daemon says which
 	}
-	if form.IsJobID(name) {
+	if form.JobID(name).Valid() {
 		return "", fmt.Errorf("no lease %q of yours on this node; see sluice list, and for a job on other nodes srun --jobid=%s --overlap sluice list", name, name)
 	}
 	return "", fmt.Errorf("no lease %q of yours on this node; see sluice list", name)
