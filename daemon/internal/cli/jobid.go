@@ -21,7 +21,7 @@ func jobNumber(ctx context.Context, name string) (string, error) {
 	}
 	id, err := slurmHere().Number(ctx, name)
 	if err != nil {
-		return "", form.OfJob(name, fmt.Errorf("Slurm does not say its own job id here: %w; sacct -j %s -X -n -o JobIDRaw prints it", err, name))
+		return "", form.OfJob(name, fmt.Errorf("no word from Slurm of its own job id: %w; sacct -j %s -X -n -o JobIDRaw prints it", err, name))
 	}
 	return id, nil
 }

@@ -99,7 +99,7 @@ func TestPartShown(t *testing.T) {
 		{sacct, "report 9", 1, "", "AdminComment%200; job 9 is a heterogeneous job"},
 		{sacct, "explain 8", 1, "", `know nothing about job "8"`},
 		{sacct, "report 8", 1, "", "sacct -j 8"},
-		{sacct, "report 8_1", 1, "", "sluice: job 8_1: Slurm does not say its own job id here: "},
+		{sacct, "report 8_1", 1, "", "sluice: job 8_1: no word from Slurm of its own job id: "},
 	} {
 		words := strings.Fields(c.args)
 		socket := d.socket
