@@ -116,7 +116,10 @@ func (c *cutter) cutsKind(kind uint32) bool {
 
 // relay passes one connection on until it is cut.
 func (c *cutter) relay(client *net.TCPConn) {
-	server, err := net.Dial("tcp", c.to)
+	c.mu.Lock()
+	to := c.to
+	c.mu.Unlock()
+	server, err := net.Dial("tcp", to)
 	if err != nil {
 		client.Close()
 		return

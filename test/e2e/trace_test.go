@@ -183,7 +183,7 @@ func TestTimelineTurns(t *testing.T) {
 func TestTimelineRefused(t *testing.T) {
 	w := startWorker(t, workerOptions{})
 	r := w.timed(runOptions{}, filepath.Join(t.TempDir(), "no", "t.json"), program("vecadd"))
-	if r.status != 125 || r.stdout != "" || !strings.Contains(r.stderr, "-o") {
+	if r.status != 125 || r.stdout != "" || !strings.Contains(r.stderr, "give another file") {
 		t.Errorf("status %d: %s%s", r.status, r.stdout, r.stderr)
 	}
 	out := filepath.Join(t.TempDir(), "t.json")
