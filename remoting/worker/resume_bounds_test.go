@@ -22,8 +22,8 @@ func comeBack(t *testing.T, r *resumption, key [16]byte) int {
 	return far
 }
 
-// TestResumeForever: a client that comes back again and again and says nothing keeps no more than so many keys and one connection, and its first key
-// is good throughout. Once it is heard, one key alone is good.
+// TestResumeForever: a client that connects again and again and sends nothing occupies maxKeys keys and one connection at most. Its first key stays
+// valid until the client sends something.
 func TestResumeForever(t *testing.T) {
 	r, client := resumptionOf(t)
 	unix.Close(client)
@@ -69,7 +69,7 @@ func TestResumeForever(t *testing.T) {
 	}
 }
 
-// TestResumePace: attempts with the right key are paced as all are, and those beyond the pace are told to try again.
+// TestResumePace: the limit on attempts per time holds for those with the right key, too. An attempt above it is answered with busy.
 func TestResumePace(t *testing.T) {
 	r, client := resumptionOf(t)
 	defer unix.Close(client)

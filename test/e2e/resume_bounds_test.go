@@ -273,8 +273,8 @@ func TestResumeAddress(t *testing.T) {
 	}
 }
 
-// TestResumeNewWorker: another worker has the address when the client comes back, as after a crash of the machine. The key is none there, and the
-// program is told at once that its session has ended; the new worker's own sessions do not notice.
+// TestResumeNewWorker: another worker has the address when the client comes back, as after a crash of the machine. It does not know the key, so the
+// program fails at once and its log says that the session has ended. Sessions of the new worker are not disturbed.
 func TestResumeNewWorker(t *testing.T) {
 	options := workerOptions{args: []string{"--grace", "60s"}}
 	old, other := startWorker(t, options), startWorker(t, options)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,13 +19,28 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/test/cluster/site"
 )
 
-// pausing is a site whose connections are given up soon.
-func pausing(t *testing.T, more map[string]string) *site.Site {
+// impatient is the configuration of a site whose connections are given up soon, with more.
+func impatient(more map[string]string) site.Options {
 	config := map[string]string{"session.keepalive": "1s", "session.grace": "60s", "lease.renew": "300ms", "lease.silence": "3s"}
-	for k, v := range more {
-		config[k] = v
+	maps.Copy(config, more)
+	return site.Options{Hosts: 1, Owners: 1, GPUs: 1, Config: config}
+}
+
+func pausing(t *testing.T, more map[string]string) *site.Site { return start(t, impatient(more)) }
+
+// working returns an error unless the site has one lease with one session, which has launched a kernel.
+func working(s *site.Site) error {
+	ls, err := list(s.Owners[0])
+	if err != nil || len(ls) != 1 || len(ls[0].Sessions) != 1 || ls[0].Sessions[0].Counts.Launches == 0 {
+		return fmt.Errorf("%v, %w", ls, err)
 	}
-	return start(t, site.Options{Hosts: 1, Owners: 1, GPUs: 1, Config: config})
+	return nil
+}
+
+// checksum is what the program paused prints of its memory, "" if it did not get that far.
+func checksum(out string) string {
+	_, sum, _ := strings.Cut(out, "checksum")
+	return sum
 }
 
 // sessions counts those that the owner lists.
@@ -160,7 +176,7 @@ func TestPause(t *testing.T) {
 			}
 			cutsCounted(t, h, job, strings.Count(said(), " is back after "), time.Since(begun))
 			want, err := run()
-			if sum := func(s string) string { return s[strings.Index(s, "checksum"):] }; err != nil || sum(want) != sum(r.out) {
+			if err != nil || checksum(want) != checksum(r.out) {
 				t.Errorf("cut: %s\nuncut: %v: %s", r.out, err, want)
 			}
 			allFree(t, s, nil)
@@ -248,13 +264,7 @@ func TestCutIsNotIdle(t *testing.T) {
 			`"$0" 5 2000; date +"ended %s"; while [ -e ${SLUICE_SOCKET%/*} ]; do sleep 0.1; done; sleep 2`, s.Program("paused")))
 		done <- outcome{out, err}
 	}()
-	eventually(t, 20*time.Second, "the program works", func() error {
-		ls, err := list(o)
-		if err != nil || len(ls) != 1 || len(ls[0].Sessions) != 1 || ls[0].Sessions[0].Counts.Launches == 0 {
-			return fmt.Errorf("%v, %w", ls, err)
-		}
-		return nil
-	})
+	eventually(t, 20*time.Second, "the program works", func() error { return working(s) })
 	if err := s.Net.Cut(o.Node, true); err != nil {
 		t.Fatal(err)
 	}

@@ -29,8 +29,8 @@ func upgrade(t *testing.T, s *site.Site) {
 	}
 }
 
-// TestUpgradeInCut: while a program's network is cut, everything is replaced by a later release and one node's daemon is started anew; in a second cut the
-// other node's is. The session from before goes on each time, over daemons of different releases and then of the later one. SLUICE_OLD is a tree of the
+// TestUpgradeInCut cuts a program's network, replaces all files by those of a later release and restarts the daemon of one node. In a second cut it restarts
+// the other one. The session goes on each time: first over daemons of different releases, then over daemons of the later one. SLUICE_OLD is a tree of the
 // earlier release, built, whose build folder also has the test programs; without it the release replaces itself.
 func TestUpgradeInCut(t *testing.T) {
 	for _, first := range []string{"owner", "host"} {
@@ -39,9 +39,7 @@ func TestUpgradeInCut(t *testing.T) {
 			if tree := os.Getenv("SLUICE_OLD"); tree != "" {
 				old = filepath.Join(tree, "build")
 			}
-			s := startWith(t, old, site.Options{Hosts: 1, Owners: 1, GPUs: 1, Config: map[string]string{
-				"session.keepalive": "1s", "session.grace": "60s", "lease.renew": "300ms", "lease.silence": "3s",
-			}})
+			s := startWith(t, old, impatient(nil))
 			h, o := s.Hosts[0], s.Owners[0]
 			order := []*site.Daemon{o, h}
 			if first == "host" {
@@ -63,13 +61,17 @@ func TestUpgradeInCut(t *testing.T) {
 			}
 			done := make(chan outcome, 1)
 			go func() { done <- run() }()
-			eventually(t, 20*time.Second, "the program works", func() error {
-				ls, err := list(o)
-				if err != nil || len(ls) != 1 || len(ls[0].Sessions) != 1 || ls[0].Sessions[0].Counts.Launches == 0 {
-					return fmt.Errorf("%v, %w", ls, err)
-				}
-				return nil
-			})
+			eventually(t, 20*time.Second, "the program works", func() error { return working(s) })
+			says := func(what string, times int) {
+				t.Helper()
+				eventually(t, 20*time.Second, "the program says "+what, func() error {
+					b, err := os.ReadFile(stderr)
+					if n := strings.Count(string(b), what); n != times {
+						return fmt.Errorf("%d times, %w: %s", n, err, b)
+					}
+					return nil
+				})
+			}
 			for i, d := range order {
 				if err := s.Net.Cut(o.Node, true); err != nil {
 					t.Fatal(err)
@@ -77,7 +79,7 @@ func TestUpgradeInCut(t *testing.T) {
 				if i == 0 {
 					upgrade(t, s)
 				}
-				time.Sleep(1500 * time.Millisecond) // beyond the keep-alive time
+				says(" lost (", i+1)
 				if err := d.Kill(); err != nil {
 					t.Error(err)
 				}
@@ -87,13 +89,7 @@ func TestUpgradeInCut(t *testing.T) {
 				if err := s.Net.Cut(o.Node, false); err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, 20*time.Second, "the program goes on", func() error {
-					b, err := os.ReadFile(stderr)
-					if n := strings.Count(string(b), " is back after "); n != i+1 {
-						return fmt.Errorf("back %d times, %w: %s", n, err, b)
-					}
-					return nil
-				})
+				says(" is back after ", i+1)
 			}
 			cut := <-done
 			if cut.err != nil || !strings.Contains(cut.out, "PASS") {
@@ -103,7 +99,7 @@ func TestUpgradeInCut(t *testing.T) {
 				t.Errorf("%d sessions were begun for the program", got)
 			}
 			uncut := run()
-			if sum := func(s string) string { return s[max(0, strings.Index(s, "checksum")):] }; uncut.err != nil || sum(uncut.out) != sum(cut.out) {
+			if uncut.err != nil || checksum(uncut.out) != checksum(cut.out) {
 				t.Errorf("cut: %s\nuncut, by the later release: %v: %s", cut.out, uncut.err, uncut.out)
 			}
 			allFree(t, s, nil)
