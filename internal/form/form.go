@@ -76,8 +76,10 @@ const MaxPlainName = 63
 
 var plainName = pattern.New(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// IsPlainName says whether s is a name that an administrator gives to a pool, a cluster or a node: letters, digits, '.', '-' and
-// '_', the first a letter or a digit.
+// PlainNameWant says in a refusal what a plain name is.
+var PlainNameWant = fmt.Sprintf("letters, digits, '.', '-' and '_', at most %d, the first a letter or a digit", MaxPlainName)
+
+// IsPlainName says whether s is a name that an administrator gives to a pool, a cluster or a node, see PlainNameWant.
 func IsPlainName(s string) bool { return len(s) <= MaxPlainName && plainName().MatchString(s) }
 
 const run = "run-"

@@ -195,7 +195,7 @@ func (o *Option) Want() string {
 	case Choice:
 		return "one of " + strings.Join(o.Choices, ", ")
 	case Name:
-		return fmt.Sprintf("a pool's name: letters, digits, '.', '-' and '_', at most %d, the first a letter or a digit", form.MaxPlainName)
+		return "a pool's name: " + form.PlainNameWant
 	}
 	return "no value"
 }

@@ -33,10 +33,10 @@ func (p *parser) finish() {
 		}
 	}
 	if !form.IsPlainName(c.Node) {
-		p.fail("node", "%q is not a node name (letters, digits, '.', '-' and '_', at most 63)", c.Node)
+		p.fail("node", "%q is not a node's name: want %s", c.Node, form.PlainNameWant)
 	}
 	if !form.IsPlainName(c.Cluster) {
-		p.fail("cluster", "%q is no cluster name (letters, digits, '.', '-' and '_', at most 63)", c.Cluster)
+		p.fail("cluster", "%q is not a cluster's name: want %s", c.Cluster, form.PlainNameWant)
 	}
 	// Where Slurm schedules the GPUs, nobody takes them past its queue unless the site says so.
 	if !p.given("users.run") {

@@ -86,7 +86,7 @@ func (p *parser) readPool(key, val *yaml.Node, port string, addr map[string]stri
 	pool := Pool{Place: "best-fit"}
 	switch _, twice := p.cfg.Pools[name]; {
 	case !form.IsPlainName(name):
-		p.failAt(key, "%q is not a pool's name (letters, digits, '.', '-' and '_', at most 63)", name)
+		p.failAt(key, "%q is not a pool's name: want %s", name, form.PlainNameWant)
 		return
 	case twice:
 		p.failAt(key, "pool %s is there twice", name)
@@ -218,7 +218,7 @@ func (p *parser) readPartitions() {
 		name := key.Value
 		switch _, twice := p.cfg.Partitions[name]; {
 		case !form.IsPlainName(name):
-			p.failAt(key, "%q is no partition's name (letters, digits, '.', '-' and '_', at most 63)", name)
+			p.failAt(key, "%q is not a partition's name: want %s", name, form.PlainNameWant)
 		case twice:
 			p.failAt(key, "partition %s is there twice", name)
 		case val.Kind != yaml.MappingNode:
