@@ -2,9 +2,9 @@
 
 cut_train.py resnet50|transformer --steps N OUT, or --seconds S for as many steps as these allow.
 
-Prints "ready" when the first 20 steps are done, and writes into OUT as JSON every loss as a hexadecimal float, the sum of
-the weights, and when each step ended by CLOCK_MONOTONIC, which all programs of a machine have in common. The same steps
-have the same results to the bit, wherever they run. ResNet-50 asks for its loss at every step; the transformer's losses
+Prints "ready" when the first 20 steps are done, then each step as "step N", and writes into OUT as JSON every loss as a
+hexadecimal float, the sum of the weights, and when each step ended by CLOCK_MONOTONIC, which all programs of a machine
+have in common. The same steps have the same results to the bit, wherever they run. ResNet-50 asks for its loss at every step; the transformer's losses
 stay on the device for ten steps, so that its calls wait rarely.
 """
 
@@ -96,8 +96,8 @@ def main():
             losses += torch.stack(kept).tolist()
             kept = []
         ends.append(time.monotonic())
-        if len(ends) == READY:
-            print("ready", flush=True)
+        if len(ends) >= READY:
+            print("ready" if len(ends) == READY else f"step {len(ends)}", flush=True)
         if len(losses) == len(ends) and (len(ends) >= a.steps if a.steps else ends[-1] - begun > a.seconds):
             break
     total = torch.stack([p.detach().double().sum() for p in model.parameters()]).sum().item()

@@ -22,6 +22,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -71,6 +72,7 @@ class Relay:
 class Program:
     def __init__(self, a, name, run, prefix, steps=0):
         self.name, self.out, self.err = name, Path(a.scratch, f"{name}-{run}.json"), Path(a.scratch, f"{name}-{run}.err")
+        self.done = 0  # steps, as far as it has said after it was ready
         self.out.unlink(missing_ok=True)
         limit = ["--steps", str(steps)] if steps else ["--seconds", str(a.seconds)]
         with open(self.err, "w") as err:
@@ -79,8 +81,14 @@ class Program:
     def ready(self):
         for line in self.p.stdout:
             if line.startswith("ready"):
+                threading.Thread(target=self.count, daemon=True).start()
                 return
         raise RuntimeError(f"{self.name} has ended before it was ready: {self.err.read_text()[-2000:]}")
+
+    def count(self):
+        for line in self.p.stdout:
+            if line.startswith("step "):
+                self.done = int(line.split()[1])
 
     def result(self):
         """What it wrote, without the times of the steps, which are returned beside it."""
@@ -125,23 +133,29 @@ def resumed(ends, cut):
     return {"after_s": after[0] - cut["end"], "step_s": steps[len(steps) // 2]} if after else None
 
 
-def moments(rng, cuts, seconds):
-    """Random seconds of work before the first cut and between cuts, so that the last one comes before a program of so many seconds ends."""
+def moments(rng, cuts):
+    """The parts of the work, from 0 to 1, that are done when a cut begins: random ones, the last well before the end."""
     waits = [rng.uniform(0.3, 1.7) for _ in range(cuts)]
-    scale = seconds * rng.uniform(0.6, 0.85) / sum(waits)
-    return [w * scale for w in waits]
+    scale = rng.uniform(0.6, 0.85) / sum(waits)
+    return [sum(waits[: i + 1]) * scale for i in range(cuts)]
+
+
+def furthest(programs, steps):
+    """The largest part of its steps that a program has done."""
+    return max(1.0 if p.p.poll() is not None else p.done / steps[p.name] for p in programs)
 
 
 def train(a):
     rng, relay = random.Random(a.seed), Relay(a.relay, a.worker)
     steps = {name: r["steps"] for name, r in side_by_side(a, "native", [], {}).items()}
-    uncut = side_by_side(a, "uncut", remote(a, relay.addr), steps)
+    side_by_side(a, "uncut", remote(a, relay.addr), steps)
     programs = [Program(a, name, "cut", remote(a, relay.addr), steps[name]) for name in NAMES]
     for p in programs:
         p.ready()
     cuts = []
-    for i, wait in enumerate(moments(rng, a.cuts, min(r["seconds"] or a.seconds for r in uncut.values()))):
-        time.sleep(wait)
+    for i, moment in enumerate(moments(rng, a.cuts)):
+        while furthest(programs, steps) < moment:
+            time.sleep(rng.uniform(0, 0.02))
         kind = KINDS[i % len(KINDS)]
         begin = relay.become(kind)
         print(f"cut {i + 1} of {a.cuts}: {kind}", file=sys.stderr, flush=True)

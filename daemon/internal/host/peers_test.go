@@ -60,7 +60,7 @@ func TestSilenceIsNoted(t *testing.T) {
 	}{
 		{"leases that are not whole", "release", true, func() { s.endParts(t.Context(), parts, lease.Key{}, "it is not whole") }},
 		{"a lease that is not known", "release", true, func() { s.stranger(t.Context(), p, parts[0]) }},
-		{"a delivery", "release", true, func() { _ = s.tellRelease(t.Context(), "a", &record{Lease: parts[0]}, lease.Key{}) }},
+		{"a delivery", "release", true, func() { _, _ = s.tellRelease(t.Context(), "a", &record{Lease: parts[0]}, lease.Key{}) }},
 		{"the end of a job", "release", true, func() { _ = s.tellOwner(t.Context(), p, &jobEnd{Job: "7"}, []string{""}) }},
 		{"a change", "set", true, func() { _, _ = s.setAt(t.Context(), p, lease.Change{Lease: parts[0].ID}) }},
 		{"the end of a process", "gone", false, func() { s.tellGone(watched{"a", parts[0].ID, 7}) }},

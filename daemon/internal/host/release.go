@@ -208,14 +208,17 @@ func (h *Host) deliver(ctx context.Context, hd *held) {
 	}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
+	stays := false
 	for _, o := range slices.Clone(left) {
 		wg.Go(func() {
-			if err := h.tellRelease(ctx, o, &rec, key); err != nil {
+			attached, err := h.tellRelease(ctx, o, &rec, key)
+			if err != nil {
 				h.log.Warn("release not delivered yet", "lease", rec.Lease.ID, "owner", o, "error", err)
 				return
 			}
 			mu.Lock()
 			defer mu.Unlock()
+			stays = stays || attached
 			left = slices.DeleteFunc(left, func(x string) bool { return x == o })
 		})
 	}
@@ -228,6 +231,9 @@ func (h *Host) deliver(ctx context.Context, hd *held) {
 	switch {
 	case len(left) == 0:
 		h.forget(hd)
+		if stays {
+			h.mayReturn(hd)
+		}
 		h.point("release-c-forgotten")
 	case len(left) < len(rec.Pending):
 		if err := h.put(&now); err != nil {
@@ -236,29 +242,32 @@ func (h *Host) deliver(ctx context.Context, hd *held) {
 	}
 }
 
-// tellRelease delivers a release to one owner. nil means that there is nothing more to deliver
-// to it.
-func (h *Host) tellRelease(ctx context.Context, owner string, rec *record, key lease.Key) error {
+// tellRelease delivers a release to one owner. No error means that there is nothing more to deliver
+// to it. attached says that this host is the lease's sponsor, the lease's own node has attached it
+// meanwhile, and the owner leaves it to that node.
+func (h *Host) tellRelease(ctx context.Context, owner string, rec *record, key lease.Key) (attached bool, err error) {
 	h.mu.Lock()
 	p := h.peers[owner]
 	h.mu.Unlock()
-	var err error
 	if p == nil { // no pool has this owner any more
 		if p, err = h.peer(owner, rec.Addrs[owner]); err != nil {
-			return err
+			return false, err
 		}
 	}
 	err = h.order(ctx, p, releaseTime, func(ctx context.Context, o lease.Owner) error {
 		return o.Release(ctx, h.cfg.Node, rec.Lease.ID, key, rec.Reason)
 	})
 	switch lease.CodeOf(err) {
+	case lease.Conflict:
+		h.log.Info("lease stays, its node has attached it", "lease", rec.Lease.ID, "node", rec.Lease.Host, "owner", owner)
+		return true, nil
 	case lease.Denied, lease.Invalid, lease.NotFound, lease.Over:
 		if err != nil {
 			h.log.Error("owner refuses a release for good", "lease", rec.Lease.ID, "owner", owner, "error", err)
 		}
-		return nil
+		return false, nil
 	}
-	return err
+	return false, err
 }
 
 // erase deletes a record from the ledger. If it cannot, the next start finds the record again and releases the lease once more, which
@@ -280,6 +289,13 @@ func (h *Host) forget(hd *held) {
 	if n := nameOf(hd.rec.Lease.Request.Key); h.keys[n] == hd {
 		delete(h.keys, n)
 	}
+}
+
+// mayReturn lets this host take up again a lease that it has forgotten and that lives on.
+func (h *Host) mayReturn(hd *held) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.gone, hd.rec.Lease.ID)
 }
 
 // isGone says whether an id has ended here. mu is held.

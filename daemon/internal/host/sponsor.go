@@ -161,7 +161,5 @@ func (h *Host) entrust(hd *held) {
 		return
 	}
 	h.forget(hd)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.gone, hd.rec.Lease.ID) // it may live on, and be asked for again
+	h.mayReturn(hd)
 }

@@ -426,6 +426,45 @@ func TestSponsorCrash(t *testing.T) {
 	}
 }
 
+// A node's Prolog runs beside the controller's. What the node has attached is the job's lease, even if the controller's
+// daemon is killed before it knows that it has got it, or takes it back because another node got none.
+func TestAttachedBesideSponsor(t *testing.T) {
+	for _, point := range []string{"acquire-3-confirmed", "acquire-4-granted", "sponsor-1-granted"} {
+		t.Run(point, func(t *testing.T) {
+			w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+			w.crashAt, w.crashIn = point, 1
+			reqs := job("1", 0, both, 20, 30)
+			killed := make(chan struct{})
+			go func() { defer close(killed); _, _ = w.hosts["ctl"].Sponsor(t.Context(), reqs) }()
+			<-killed
+			had := w.attach("n1", "1")
+			w.restart("ctl")
+			reqs[1].Fractions = slices.Repeat(reqs[0].Fractions[1:], 5) // of four GPUs
+			if _, err := w.hosts["ctl"].Sponsor(t.Context(), reqs); lease.CodeOf(err) != lease.Never || !strings.Contains(err.Error(), "node n2: ") {
+				t.Fatal(err)
+			}
+			if got := w.attach("n1", "1"); got.ID != had.ID {
+				t.Errorf("lease %s, not %s", got.ID, had.ID)
+			}
+			all := w.sponsor(job("1", 0, both, 20, 30))
+			if got := w.attach("n1", "1"); all[0].ID != had.ID || got.ID != had.ID {
+				t.Errorf("leases %s and %s, not %s", all[0].ID, got.ID, had.ID)
+			}
+			w.attach("n2", "1")
+			w.wait("the sponsor forgets", func() bool { return w.records("ctl") == 0 })
+			if got := w.have(); strings.Count(got, "1@n1:") != 2 || strings.Count(got, "1@n2:") != 2 {
+				t.Errorf("%q", got)
+			}
+			if left, err := w.hosts["ctl"].EndJob(t.Context(), "", "1", nil, w.hosts["ctl"].Epoch(), ""); err != nil || len(left) > 0 {
+				t.Error(left, err)
+			}
+			if w.have() != "" {
+				t.Errorf("%q", w.have())
+			}
+		})
+	}
+}
+
 func sponsorCrash(t *testing.T, point string, pass int) {
 	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
 	w.crashAt, w.crashIn = point, pass

@@ -33,7 +33,8 @@ func (r *record) why() string {
 // Release ends a lease of host. A late Reserve of the same id is refused. So is one of the same
 // key, and of its earlier incarnations, if the key is given and the lease was granted, or if
 // the key alone is given. A host that takes back a lease of which it got only a part gives the
-// id without the key, and may ask again.
+// id without the key, and may ask again. A sponsor gets a Conflict for that once the lease's own
+// node has renewed the lease.
 func (o *Owner) Release(ctx context.Context, host, id string, key lease.Key, reason string) error {
 	zero := key == (lease.Key{})
 	if id == "" && zero {
@@ -85,6 +86,9 @@ func (o *Owner) release(host, id string, key lease.Key, reason string) (*entry, 
 	}
 	if e.ending {
 		return e, nil
+	}
+	if zero && e.attached && e.rec.Lease.Host != host {
+		return nil, lease.Errorf(lease.Conflict, "lease %s: its node %s has it", e.rec.Lease.ID, e.rec.Lease.Host)
 	}
 	over := id == "" || !zero && e.rec.Lease.State == lease.Granted
 	o.point("release-0-checked")
