@@ -136,6 +136,14 @@ func printReports(w io.Writer, rs []lease.Report, now time.Time) error {
 	if err := table(w, "NODE LEASE OWNER ASKED GRANTED POLICY PEAK GPU_TIME HELD WAITED THROTTLED CALLS WAITS IN OUT SESSIONS TIME STATE", rows); err != nil {
 		return err
 	}
+	for _, r := range rs {
+		if r.Failed == 0 {
+			continue
+		}
+		if _, err := fmt.Fprintf(w, "lease %s: %d of %d sessions failed, the last one of %s\n", short(r.Lease), r.Failed, r.Sessions, plain(r.Failure)); err != nil {
+			return err
+		}
+	}
 	if _, err := fmt.Fprintln(w, jobreport.Line(rs)); err != nil {
 		return err
 	}

@@ -167,5 +167,9 @@ func used(r *lease.Report) string {
 	for _, g := range r.Grants {
 		mem += g.Mem
 	}
-	return since + fmt.Sprintf("at most %d MiB of %d MiB, %v of GPU time, %d sessions, %d calls", form.MiB(peak), mem>>20, r.GPUTime.Round(100*time.Millisecond), r.Sessions, r.Counts.Calls)
+	failed := ""
+	if r.Failed > 0 {
+		failed = fmt.Sprintf("; %d of the sessions failed, the last one of %s", r.Failed, r.Failure)
+	}
+	return since + fmt.Sprintf("at most %d MiB of %d MiB, %v of GPU time, %d sessions, %d calls", form.MiB(peak), mem>>20, r.GPUTime.Round(100*time.Millisecond), r.Sessions, r.Counts.Calls) + failed
 }

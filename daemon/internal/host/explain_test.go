@@ -163,6 +163,7 @@ func TestUsed(t *testing.T) {
 		{lease.Report{Owner: "a", Ended: time.Unix(1, 0)}, "nothing: no program of the job used the GPU"},
 		{lease.Report{Owner: "a", Lost: true}, "not known: counts were lost with the reboot of a"},
 		{lease.Report{Owner: "a", Sessions: 1, GPUTime: time.Second, Counts: lease.Counts{Calls: 9}}, "at most 0 MiB of 0 MiB, 1s of GPU time, 1 sessions, 9 calls"},
+		{lease.Report{Owner: "a", Sessions: 4, Failed: 2, Failure: "p (process 7): why"}, "at most 0 MiB of 0 MiB, 0s of GPU time, 4 sessions, 0 calls; 2 of the sessions failed, the last one of p (process 7): why"},
 		{lease.Report{Owner: "a", Sessions: 1, Lost: true}, "counts were lost with the reboot of a; since then at most 0 MiB of 0 MiB, 0s of GPU time, 1 sessions, 0 calls"},
 	} {
 		if got := used(&c.in); got != c.want {

@@ -35,9 +35,7 @@ func (noWorkers) OnEnd(func(lease.Session, string)) {}
 func (noWorkers) Forget(string) error               { return nil }
 func (noWorkers) Share(lease.Lease) error           { return nil }
 func (noWorkers) Shares(string) []lease.Share       { return nil }
-func (noWorkers) Total(string) ([]lease.Use, lease.Counts, uint64, time.Duration) {
-	return nil, lease.Counts{}, 0, 0
-}
+func (noWorkers) Total(string) lease.Total          { return lease.Total{} }
 
 // skewed is the system's clock, moved on by a test.
 type skewed struct {

@@ -135,6 +135,16 @@ type Counts struct {
 	Saved    uint64        `json:"saved"`    // bytes less from the client, because it compressed what it copied to the GPU, or the owner had that stored
 }
 
+// Total is what a lease has used over its whole life on one owner.
+type Total struct {
+	Use      []Use // one for each grant, none if there never was a session
+	Counts   Counts
+	Sessions uint64        // how many there were
+	GPUTime  time.Duration // busy time of its GPUs
+	Failed   uint64        // see Report
+	Failure  string
+}
+
 // Report is what one owner knows of a lease and of what was done with it.
 type Report struct {
 	Lease    string        `json:"lease"`
@@ -143,14 +153,16 @@ type Report struct {
 	UID      uint32        `json:"uid"`
 	Account  string        `json:"account,omitempty"`
 	JobName  string        `json:"job_name,omitempty"`
-	Asked    []Fraction    `json:"asked"`    // all of the lease's fractions
-	Grants   []Grant       `json:"grants"`   // this owner's
-	Use      []Use         `json:"use"`      // one for each of Grants; Peak is over the whole life
-	Counts   Counts        `json:"counts"`   // all sessions that were
-	Sessions uint64        `json:"sessions"` // how many there were
-	GPUTime  time.Duration `json:"gpu_time"` // busy time of its GPUs
-	Lost     bool          `json:"lost"`     // the owner's machine was started again since Made: Use, Counts, Sessions and GPUTime are only of the time after that
-	Shares   []Share       `json:"shares"`   // one for each of Grants; none where the owner shares no time
+	Asked    []Fraction    `json:"asked"`             // all of the lease's fractions
+	Grants   []Grant       `json:"grants"`            // this owner's
+	Use      []Use         `json:"use"`               // one for each of Grants; Peak is over the whole life
+	Counts   Counts        `json:"counts"`            // all sessions that were
+	Sessions uint64        `json:"sessions"`          // how many there were
+	GPUTime  time.Duration `json:"gpu_time"`          // busy time of its GPUs
+	Failed   uint64        `json:"failed,omitempty"`  // how many of Sessions did not end by themselves, nor with their client or the lease
+	Failure  string        `json:"failure,omitempty"` // the last of these: the program and why it ended
+	Lost     bool          `json:"lost"`              // the owner's machine was started again since Made: Use, Counts, Sessions and GPUTime are only of the time after that
+	Shares   []Share       `json:"shares"`            // one for each of Grants; none where the owner shares no time
 	Policy   Policy        `json:"policy,omitempty"`
 	Lend     Lend          `json:"lend,omitempty"`
 	Made     time.Time     `json:"made"`

@@ -25,9 +25,8 @@ type Source struct {
 	Sample        func() *inventory.Sample
 	Age           func() (age time.Duration, known bool, why string)
 	Leases        func() []lease.Status // of this node's GPUs
-	// Total is what a lease's sessions did, those that have ended too: counts, how many
-	// there were, and the time for which they kept GPUs busy.
-	Total    func(lease string) (counts lease.Counts, sessions uint64, gpu time.Duration)
+	// Total is what a lease's sessions did, those that have ended too.
+	Total    func(lease string) lease.Total
 	Mismatch func() []Mismatch
 	Counters func() []Counter
 }
@@ -85,6 +84,7 @@ var (
 	leaseIdle     = desc("lease_idle_seconds", "For how long the lease has had no work for the GPU; counts from the daemon's start at the earliest.", "lease")
 	leaseSessions = desc("lease_sessions", "Live sessions of the lease.", "lease")
 	leaseOpened   = desc("lease_sessions_total", "Sessions that the lease has had.", "lease")
+	leaseFailed   = desc("lease_sessions_failed_total", "Sessions of these that did not end by themselves, nor with their client or the lease: killed, out of host memory, beyond their share.", "lease")
 	leaseBusy     = desc("lease_gpu_seconds_total", "Time for which its sessions kept GPUs busy, as events and NVML's samples say.", "lease")
 	leaseCalls    = desc("lease_calls_total", "Calls of the driver's interface, of all its sessions.", "lease")
 	leaseWaits    = desc("lease_waits_total", "Calls that a client waited for, of all its sessions.", "lease")
@@ -256,9 +256,11 @@ func (c collector) leases(out sink) {
 			}
 		}
 		if c.s.Total != nil {
-			n, sessions, gpu := c.s.Total(l.ID)
-			out.count(leaseOpened, float64(sessions), l.ID)
-			out.count(leaseBusy, gpu.Seconds(), l.ID)
+			t := c.s.Total(l.ID)
+			n := &t.Counts
+			out.count(leaseOpened, float64(t.Sessions), l.ID)
+			out.count(leaseFailed, float64(t.Failed), l.ID)
+			out.count(leaseBusy, t.GPUTime.Seconds(), l.ID)
 			out.count(leaseCalls, float64(n.Calls), l.ID)
 			out.count(leaseWaits, float64(n.Waits), l.ID)
 			out.count(leaseIn, float64(n.BytesIn), l.ID)

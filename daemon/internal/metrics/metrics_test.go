@@ -46,8 +46,8 @@ func full() Source {
 		Sample: func() *inventory.Sample { return s },
 		Age:    func() (time.Duration, bool, string) { return time.Second, true, "" },
 		Leases: func() []lease.Status { return leases },
-		Total: func(string) (lease.Counts, uint64, time.Duration) {
-			return lease.Counts{Calls: 9, BytesOut: 10, Throttle: time.Second, Cuts: 2, CutTime: 41500 * time.Millisecond, Saved: 77}, 5, 1500 * time.Millisecond
+		Total: func(string) lease.Total {
+			return lease.Total{Counts: lease.Counts{Calls: 9, BytesOut: 10, Throttle: time.Second, Cuts: 2, CutTime: 41500 * time.Millisecond, Saved: 77}, Sessions: 5, Failed: 3, GPUTime: 1500 * time.Millisecond}
 		},
 		Mismatch: func() []Mismatch { return []Mismatch{{"l", "GPU-0", -4096}} },
 		Counters: func() []Counter {
@@ -123,6 +123,7 @@ func TestNoSentinels(t *testing.T) {
 		`sluice_gpu_ecc_uncorrected_errors_total{gpu="GPU-3"} 3`, `sluice_gpu_temperature_slowdown_celsius{gpu="GPU-0"} 89`, `sluice_gpu_remap_pending{gpu="GPU-1"} 1`,
 		`sluice_gpu_remap_failed{gpu="GPU-2"} 1`, `sluice_gpu_hardware_slowdown{gpu="GPU-3"} 1`, `sluice_gpu_hardware_slowdown{gpu="GPU-2"} 0`,
 		`sluice_lease_gpu_seconds_total{lease="00000000000000000000000000000000"} 1.5`, `sluice_lease_sessions_total{lease="00000000000000000000000000000191"} 5`,
+		`sluice_lease_sessions_failed_total{lease="00000000000000000000000000000191"} 3`,
 		`sluice_lease_idle_seconds{lease="00000000000000000000000000000000"} 90`,
 		`sluice_lease_cuts_total{lease="00000000000000000000000000000000"} 2`, `sluice_lease_cut_seconds_total{lease="00000000000000000000000000000000"} 41.5`,
 		`sluice_lease_saved_bytes_total{lease="00000000000000000000000000000000"} 77`, `sluice_session_saved_bytes_total{session="s00000000000000000000000000000000"} 0`,

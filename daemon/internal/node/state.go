@@ -87,10 +87,7 @@ func (n *Node) source() metrics.Source {
 		l, _ := n.owner.List(context.Background(), "")
 		return l
 	}
-	s.Total = func(id string) (lease.Counts, uint64, time.Duration) {
-		_, c, sessions, gpu := n.pool.Total(id)
-		return c, sessions, gpu
-	}
+	s.Total = n.pool.Total
 	s.Mismatch = func() []metrics.Mismatch {
 		if m := n.mismatch.Load(); m != nil {
 			return *m

@@ -103,16 +103,16 @@ func (w *workers) Sessions(id string) []lease.Session {
 func (w *workers) Use(string) []lease.Use { return nil }
 
 // Total counts the sessions that were told to the test; Forget ends that.
-func (w *workers) Total(id string) ([]lease.Use, lease.Counts, uint64, time.Duration) {
+func (w *workers) Total(id string) lease.Total {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := w.made[id]
 	c := w.did[id]
 	if n == 0 {
-		return nil, c, 0, w.busy[id]
+		return lease.Total{Counts: c, GPUTime: w.busy[id]}
 	}
 	c.Calls += 10 * n
-	return []lease.Use{{Granted: gib, Peak: n << 20}}, c, n, time.Duration(n)*time.Second + w.busy[id]
+	return lease.Total{Use: []lease.Use{{Granted: gib, Peak: n << 20}}, Counts: c, Sessions: n, GPUTime: time.Duration(n)*time.Second + w.busy[id]}
 }
 
 // works has a lease's sessions do more.

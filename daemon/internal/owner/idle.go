@@ -102,8 +102,8 @@ func (w *work) more(than *work) bool {
 
 // workOf asks the workers.
 func (o *Owner) workOf(id string) work {
-	_, c, _, gpu := o.cfg.Workers.Total(id)
-	return work{c.Launches, c.BytesIn + c.BytesOut, gpu, lease.SumShares(o.cfg.Workers.Shares(id)).Waited}
+	t := o.cfg.Workers.Total(id)
+	return work{t.Counts.Launches, t.Counts.BytesIn + t.Counts.BytesOut, t.GPUTime, lease.SumShares(o.cfg.Workers.Shares(id)).Waited}
 }
 
 // cutOf asks the workers since when a session of the lease is cut, and for how long it may be.

@@ -72,9 +72,8 @@ type Workers interface {
 	// End kills the lease's sessions and waits until none lives. An error says
 	// that one still lives. No sessions are no error.
 	End(ctx context.Context, leaseID string) error
-	// Total is what the lease has used over its whole life, one use for each grant
-	// and none if there never was a session. It is known until Forget.
-	Total(leaseID string) (use []lease.Use, counts lease.Counts, sessions uint64, gpu time.Duration)
+	// Total is what the lease has used over its whole life. It is known until Forget.
+	Total(leaseID string) lease.Total
 	// Share gives a granted lease its part of its GPUs' compute time, as its grants and
 	// its policy say, or changes it. It is the lease's until Forget.
 	Share(l lease.Lease) error

@@ -23,7 +23,8 @@ func (o *Owner) report(rec *record) lease.Report {
 		Asked: slices.Clone(q.Fractions), Grants: slices.Clone(l.Grants), Made: l.Made,
 		Lost: rec.Began != "" && rec.Began != o.clock.Boot(), // a record of an earlier release has no boot
 	}
-	r.Use, r.Counts, r.Sessions, r.GPUTime = o.cfg.Workers.Total(l.ID)
+	t := o.cfg.Workers.Total(l.ID)
+	r.Use, r.Counts, r.Sessions, r.GPUTime, r.Failed, r.Failure = t.Use, t.Counts, t.Sessions, t.GPUTime, t.Failed, t.Failure
 	r.Shares, r.Policy, r.Lend = o.cfg.Workers.Shares(l.ID), q.Policy, q.Lend
 	for i := len(r.Use); i < len(r.Grants); i++ { // no session ever started
 		r.Use = append(r.Use, lease.Use{Granted: r.Grants[i].Mem})

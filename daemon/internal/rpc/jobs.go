@@ -22,7 +22,7 @@ func toReport(r lease.Report) *pb.Report {
 		Counts: toCounts(r.Counts), Sessions: r.Sessions, GpuTime: toDuration(r.GPUTime),
 		Made: toTime(r.Made), Ended: toTime(r.Ended), Reason: text(r.Reason),
 		Shares: each(r.Shares, toShare), Policy: text(string(r.Policy)), Lend: text(string(r.Lend)),
-		Lost: r.Lost,
+		Lost: r.Lost, Failed: r.Failed, Failure: r.Failure,
 	}
 }
 
@@ -33,7 +33,7 @@ func fromReport(r *pb.Report) lease.Report {
 		Counts: fromCounts(r.GetCounts()), Sessions: r.GetSessions(), GPUTime: fromDuration(r.GetGpuTime()),
 		Made: fromTime(r.GetMade()), Ended: fromTime(r.GetEnded()), Reason: r.GetReason(),
 		Shares: each(r.GetShares(), fromShare), Policy: lease.Policy(r.GetPolicy()), Lend: lease.Lend(r.GetLend()),
-		Lost: r.GetLost(),
+		Lost: r.GetLost(), Failed: r.GetFailed(), Failure: r.GetFailure(),
 	}
 }
 

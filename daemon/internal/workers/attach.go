@@ -115,7 +115,7 @@ func (p *Pool) EndClient(id string, pid uint32) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			if s.why == "" {
-				s.why = "client ended"
+				s.why, s.meant = "client ended", true
 			}
 			s.kill()
 		}()

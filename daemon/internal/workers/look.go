@@ -107,13 +107,13 @@ func (p *Pool) Processes() map[string]map[int]uint64 {
 	return all
 }
 
-// reason returns why a session ended.
-func (p *Pool) reason(s *session) string {
+// reason returns why a session ended. failed says that it did not end by itself, nor with its client or its lease.
+func (p *Pool) reason(s *session) (why string, failed bool) {
 	p.mu.Lock()
-	why := s.why
+	why, meant := s.why, s.meant
 	p.mu.Unlock()
 	if why != "" {
-		return why
+		return why, !meant
 	}
 	own := ""
 	if slot, err := s.l.file.Slot(s.slot); err == nil {
@@ -123,15 +123,16 @@ func (p *Pool) reason(s *session) string {
 		ws := s.proc.Cmd.ProcessState.Sys().(syscall.WaitStatus)
 		switch {
 		case ws.Signaled() && p.cg.outOfMemory(s.ID):
-			return "killed by the kernel: its host memory passed worker.memory_max"
+			return "killed by the kernel: its host memory passed worker.memory_max", true
 		case ws.Signaled():
-			return fmt.Sprintf("killed by signal %d (%s)", ws.Signal(), ws.Signal())
+			return fmt.Sprintf("killed by signal %d (%s)", ws.Signal(), ws.Signal()), true
 		case own == "" && ws.ExitStatus() != 0:
-			return fmt.Sprintf("exit status %d, see the log", ws.ExitStatus())
+			return fmt.Sprintf("exit status %d, see the log", ws.ExitStatus()), true
 		}
+		failed = ws.ExitStatus() != 0
 	}
 	if own == "" {
-		return "ended"
+		return "ended", false
 	}
-	return own
+	return own, failed
 }

@@ -26,14 +26,17 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/remoting/worker/account"
 )
 
 // totals is the contents of the file "totals".
 type totals struct {
-	Sessions uint64        `json:"sessions"` // how many have ended
-	Counts   lease.Counts  `json:"counts"`   // of the sessions that have ended
-	GPU      time.Duration `json:"gpu_time"` // of all sessions
+	Sessions uint64        `json:"sessions"`          // how many have ended
+	Failed   uint64        `json:"failed,omitempty"`  // how many of these have failed
+	Failure  string        `json:"failure,omitempty"` // the last one: its program and why
+	Counts   lease.Counts  `json:"counts"`            // of the sessions that have ended
+	GPU      time.Duration `json:"gpu_time"`          // of all sessions
 	Counted  []string      `json:"counted,omitempty"`
 	Ended    bool          `json:"ended,omitempty"` // no session is left, and the account is gone
 	Use      []lease.Use   `json:"use,omitempty"`   // set together with Ended
@@ -95,13 +98,18 @@ func (p *Pool) writeTotals(l *leased) {
 }
 
 // count adds a session that has ended to the totals, unless an earlier daemon did so.
-func (p *Pool) count(s *session, c lease.Counts) {
+func (p *Pool) count(e *ended) {
+	s := e.session
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if slices.Contains(s.l.totals.Counted, s.ID) {
 		return
 	}
-	s.l.totals.add(c)
+	s.l.totals.add(e.out.Counts)
+	if e.failed {
+		s.l.totals.Failed++
+		s.l.totals.Failure = fmt.Sprintf("%s (process %d): %s", form.Name(s.Program), s.Client, form.Name(e.reason))
+	}
 	s.l.totals.Counted = append(s.l.totals.Counted, s.ID)
 	p.writeTotals(s.l)
 	if s.Worker.PID != 0 {
@@ -170,36 +178,37 @@ func (l *leased) has(pid int) bool {
 // Total returns what a lease has used over its whole life, including its live sessions: the
 // memory of each grant (Peak is that of the whole life), the counts of all sessions, the number
 // of sessions, and for how long they kept the GPUs busy. It can be called until Forget.
-func (p *Pool) Total(id string) (use []lease.Use, counts lease.Counts, sessions uint64, gpu time.Duration) {
+func (p *Pool) Total(id string) lease.Total {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.leases[id]
 	if l == nil {
-		return nil, lease.Counts{}, 0, 0
+		return lease.Total{}
 	}
 	t := l.totals
-	counts, sessions, gpu = t.Counts, t.Sessions, t.GPU
+	out := lease.Total{Counts: t.Counts, Sessions: t.Sessions, GPUTime: t.GPU, Failed: t.Failed, Failure: t.Failure}
 	// Both measure the same time. Samples miss short work, and the turns' events miss work
 	// outside of turns. So the larger one counts.
 	var busy time.Duration
 	for _, s := range p.sharesOf(id) {
 		busy += s.Busy
 	}
-	gpu = max(gpu, busy)
+	out.GPUTime = max(out.GPUTime, busy)
 	if l.file == nil {
-		return slices.Clone(t.Use), counts, sessions, gpu
+		out.Use = slices.Clone(t.Use)
+		return out
 	}
-	use, _ = l.use()
+	out.Use, _ = l.use()
 	for s := range l.sessions {
 		if !s.open || slices.Contains(t.Counted, s.ID) {
 			continue
 		}
-		sessions++
+		out.Sessions++
 		if slot, err := l.file.Slot(s.slot); err == nil {
-			counts = sum(counts, countsOf(slot))
+			out.Counts = sum(out.Counts, countsOf(slot))
 		}
 	}
-	return use, counts, sessions, gpu
+	return out
 }
 
 // closeAccount closes the account of a lease that has no sessions left, and writes its final totals. mu is held.

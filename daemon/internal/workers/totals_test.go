@@ -2,8 +2,10 @@ package workers
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -48,7 +50,8 @@ func TestTotals(t *testing.T) {
 	id := strings.Repeat("a", 32)
 	totals := func(p *Pool, calls, sessions uint64, gpu time.Duration) {
 		t.Helper()
-		use, c, n, g := p.Total(id)
+		sum := p.Total(id)
+		use, c, n, g := sum.Use, sum.Counts, sum.Sessions, sum.GPUTime
 		if c.Calls != calls || c.Waits != calls || n != sessions || g != gpu || len(use) != 1 || use[0].Peak < 64<<20 || use[0].Granted != 256<<20 {
 			t.Errorf("%d calls, %d waits, %d sessions, %v, %+v; want %d calls, %d sessions, %v", c.Calls, c.Waits, n, g, use, calls, sessions, gpu)
 		}
@@ -70,11 +73,23 @@ func TestTotals(t *testing.T) {
 	p.AddBusy(time.Now().Add(time.Hour), busy(s.Worker.PID, time.Minute)) // another process by now
 	_, s = open(t, p, 3)
 	totals(p, 5, 2, 5*time.Second)
+	failed := func(n uint64) {
+		t.Helper()
+		sum, want := p.Total(id), fmt.Sprintf("%s (process %d): killed by signal 9 (killed)", s.Program, s.Client)
+		if n == 0 {
+			want = ""
+		}
+		if sum.Failed != n || sum.Failure != want {
+			t.Errorf("%d sessions failed, the last one of %q; want %d, %q", sum.Failed, sum.Failure, n, want)
+		}
+	}
+	failed(0)
 	if err := syscall.Kill(s.Worker.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	waitFor(t, "end", func() bool { return p.gone(s) })
 	totals(p, 5, 2, 5*time.Second)
+	failed(1)
 
 	// A daemon that was killed after it had counted a session: the record is there still.
 	waitFor(t, "record gone", func() bool {
@@ -103,6 +118,7 @@ func TestTotals(t *testing.T) {
 	totals(p, 6, 3, 5*time.Second)
 	p.OnEnd(func(lease.Session, string) {})
 	totals(p, 6, 3, 5*time.Second)
+	failed(2)
 
 	// One that was killed before: the next daemon counts what the account says.
 	_, s = open(t, p, 4)
@@ -138,6 +154,9 @@ func TestTotals(t *testing.T) {
 		}
 	}
 	totals(p, 11, 5, 5*time.Second)
+	if sum := p.Total(id); sum.Failed != 2 {
+		t.Errorf("%d sessions failed, with the one that ended with its lease: %s", sum.Failed, sum.Failure)
+	}
 	c2, w := pair(t)
 	if _, err := p.Start(t.Context(), testLease("a", 0), request("a"), w, gpus(0)); err == nil {
 		t.Error("a session of an ended lease")
@@ -157,8 +176,8 @@ func TestTotals(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if use, c, n, g := p.Total(id); use != nil || c != (lease.Counts{}) || n != 0 || g != 0 || len(p.Leases()) != 0 {
-		t.Error("not forgotten")
+	if sum := p.Total(id); !reflect.DeepEqual(sum, lease.Total{}) || len(p.Leases()) != 0 {
+		t.Errorf("not forgotten: %+v", sum)
 	}
 	if left, _ := os.ReadDir(filepath.Join(dir, "owner")); len(left) != 0 {
 		t.Errorf("left: %v", left)

@@ -122,6 +122,7 @@ type ended struct {
 	session *session
 	out     lease.Session
 	reason  string
+	failed  bool // see lease.Report
 }
 
 // leased is a lease with an account here.
@@ -147,6 +148,7 @@ type session struct {
 	open          bool          // it has its client
 	release       func()        // lets the client's connection end; nil if an earlier daemon started the process
 	why           string        // why it was killed
+	meant         bool          // and it was, with its client or its lease
 	done          chan struct{} // closed when it has ended and everything is cleaned up
 }
 
@@ -285,7 +287,7 @@ func (p *Pool) Start(ctx context.Context, l lease.Lease, r lease.SessionRequest,
 		}
 		p.log.Log(ctx, level, "session not started", "lease", l.ID, "error", err)
 		p.mu.Lock()
-		s.why = "not started"
+		s.why, s.meant = "not started", true
 		p.mu.Unlock()
 		if s.proc != nil {
 			s.proc.End()
@@ -463,7 +465,7 @@ func (p *Pool) watch(s *session) {
 // finish cleans up after a session whose process has ended. If report is set, it reports the end to the owner, and does so before
 // it removes the record. So if the daemon is killed in between, the next daemon reports the end again: it is reported at least once.
 func (p *Pool) finish(s *session, report bool) {
-	reason := p.reason(s)
+	reason, failed := p.reason(s)
 	out := p.show(s)
 	if err := s.l.file.Ended(s.slot); err != nil {
 		p.log.Error("account", "lease", s.Lease, "error", err)
@@ -485,21 +487,22 @@ func (p *Pool) finish(s *session, report bool) {
 	}
 	f := p.onEnd
 	if report && f == nil && s.proc == nil {
-		p.missed = append(p.missed, ended{s, out, reason}) // OnEnd does the rest
+		p.missed = append(p.missed, ended{s, out, reason, failed}) // OnEnd does the rest
 		p.mu.Unlock()
 		return
 	}
 	p.mu.Unlock()
-	p.forget(s, out, reason, f, report)
+	p.forget(ended{s, out, reason, failed}, f, report)
 }
 
 // forget reports a session's end to f if report is set, and removes what is left of the session.
-func (p *Pool) forget(s *session, out lease.Session, reason string, f func(lease.Session, string), report bool) {
+func (p *Pool) forget(e ended, f func(lease.Session, string), report bool) {
+	s := e.session
 	if report {
-		p.count(s, out.Counts)
-		p.log.Info("session over", "lease", s.Lease, "session", s.ID, "client", s.Program, "client_pid", s.Client, "reason", reason)
+		p.count(&e)
+		p.log.Info("session over", "lease", s.Lease, "session", s.ID, "client", s.Program, "client_pid", s.Client, "reason", e.reason)
 		if f != nil {
-			f(out, reason)
+			f(e.out, e.reason)
 		}
 	}
 	s.l.broker.Leave(s.slot)
@@ -524,7 +527,7 @@ func (p *Pool) OnEnd(f func(lease.Session, string)) {
 	p.onEnd, p.missed = f, nil
 	p.mu.Unlock()
 	for _, m := range missed {
-		p.forget(m.session, m.out, m.reason, f, true)
+		p.forget(m, f, true)
 	}
 }
 
@@ -557,7 +560,7 @@ func (p *Pool) End(ctx context.Context, id string) error {
 	for s := range l.sessions {
 		all = append(all, s)
 		if s.why == "" {
-			s.why = "the lease ended"
+			s.why, s.meant = "the lease ended", true
 		}
 		s.kill()
 	}

@@ -1518,7 +1518,9 @@ type Report struct {
 	Shares        []*Share               `protobuf:"bytes,16,rep,name=shares,proto3" json:"shares,omitempty"`
 	Policy        string                 `protobuf:"bytes,17,opt,name=policy,proto3" json:"policy,omitempty"`
 	Lend          string                 `protobuf:"bytes,18,opt,name=lend,proto3" json:"lend,omitempty"`
-	Lost          bool                   `protobuf:"varint,19,opt,name=lost,proto3" json:"lost,omitempty"` // what was used before the owner's machine was started again
+	Lost          bool                   `protobuf:"varint,19,opt,name=lost,proto3" json:"lost,omitempty"`      // what was used before the owner's machine was started again
+	Failed        uint64                 `protobuf:"varint,20,opt,name=failed,proto3" json:"failed,omitempty"`  // sessions that did not end by themselves, nor with their client or the lease
+	Failure       string                 `protobuf:"bytes,21,opt,name=failure,proto3" json:"failure,omitempty"` // the last of these
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1684,6 +1686,20 @@ func (x *Report) GetLost() bool {
 		return x.Lost
 	}
 	return false
+}
+
+func (x *Report) GetFailed() uint64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *Report) GetFailure() string {
+	if x != nil {
+		return x.Failure
+	}
+	return ""
 }
 
 // Failure is the detail of a gRPC status: the refusal as package lease has it.
@@ -6264,7 +6280,7 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x06shares\x18\x05 \x03(\v2\x10.sluice.v1.ShareR\x06shares\x12-\n" +
 	"\x04idle\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04idle\x12\x1d\n" +
 	"\n" +
-	"idle_noted\x18\a \x01(\bR\tidleNoted\"\xf5\x04\n" +
+	"idle_noted\x18\a \x01(\bR\tidleNoted\"\xa7\x05\n" +
 	"\x06Report\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\x12 \n" +
 	"\x03key\x18\x02 \x01(\v2\x0e.sluice.v1.KeyR\x03key\x12\x14\n" +
@@ -6285,7 +6301,9 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\x06shares\x18\x10 \x03(\v2\x10.sluice.v1.ShareR\x06shares\x12\x16\n" +
 	"\x06policy\x18\x11 \x01(\tR\x06policy\x12\x12\n" +
 	"\x04lend\x18\x12 \x01(\tR\x04lend\x12\x12\n" +
-	"\x04lost\x18\x13 \x01(\bR\x04lost\"5\n" +
+	"\x04lost\x18\x13 \x01(\bR\x04lost\x12\x16\n" +
+	"\x06failed\x18\x14 \x01(\x04R\x06failed\x12\x18\n" +
+	"\afailure\x18\x15 \x01(\tR\afailure\"5\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x12\n" +
