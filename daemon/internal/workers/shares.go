@@ -70,6 +70,7 @@ type tenancy struct {
 // openSchedules opens the schedules of an earlier daemon.
 func (p *Pool) openSchedules() error {
 	p.tenancies, p.schedules, p.overdue = map[string]*tenancy{}, map[string]*turns.Schedule{}, map[overrunKey]overdueWork{}
+	p.readings = map[string]reading{}
 	if p.cfg.Turns == "" {
 		return nil
 	}
@@ -178,6 +179,7 @@ func (p *Pool) share(l lease.Lease) error {
 		p.tenancies[l.ID] = s
 	}
 	s.lease = l
+	clear(p.readings)
 	var errs []error
 	for _, g := range l.Grants {
 		b, err := p.schedule(g.GPU)
@@ -313,6 +315,7 @@ func (p *Pool) removeTenants(id string) {
 	if s == nil {
 		return
 	}
+	clear(p.readings)
 	for gpu, b := range p.schedules {
 		for _, n := range s.all(gpu) {
 			b.Remove(n)
@@ -336,17 +339,36 @@ func (p *Pool) sharesOf(id string) []lease.Share {
 	}
 	out := make([]lease.Share, len(s.lease.Grants))
 	for i, g := range s.lease.Grants {
-		b := p.schedules[g.GPU]
-		if b == nil {
-			continue
-		}
-		for _, c := range b.Read() {
-			if c.Lease == id {
-				addShare(&out[i], &c)
-			}
-		}
+		out[i] = p.readingOf(g.GPU)[id]
 	}
 	return out
+}
+
+// readingAge is how old a reading of a schedule may be. Who asks for all leases, as a scrape of the metrics does, has each schedule
+// read once, and not once for each lease.
+const readingAge = 20 * time.Millisecond
+
+// reading is what the leases have had of a GPU's time.
+type reading struct {
+	at     time.Time
+	shares map[string]lease.Share // by lease
+}
+
+// readingOf returns a reading of a GPU's schedule that is at most readingAge old. mu is held.
+func (p *Pool) readingOf(gpu string) map[string]lease.Share {
+	r, b := p.readings[gpu], p.schedules[gpu]
+	if b == nil || time.Since(r.at) <= readingAge {
+		return r.shares
+	}
+	all := b.Read()
+	r = reading{time.Now(), make(map[string]lease.Share, len(all))}
+	for i := range all {
+		s := r.shares[all[i].Lease]
+		addShare(&s, &all[i])
+		r.shares[all[i].Lease] = s
+	}
+	p.readings[gpu] = r
+	return r.shares
 }
 
 // addShare adds what a tenant has had to that of its lease.

@@ -107,6 +107,7 @@ type Pool struct {
 	onEnd      func(lease.Session, string)
 	missed     []ended                    // sessions that ended before onEnd was set
 	schedules  map[string]*turns.Schedule // by GPU
+	readings   map[string]reading         // of these, by GPU; see readingOf
 	tenancies  map[string]*tenancy        // by lease
 	overdue    map[overrunKey]overdueWork // work that stays on a GPU while others wait
 	stopStores func()
