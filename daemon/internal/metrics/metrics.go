@@ -6,9 +6,11 @@ import (
 	"runtime"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -132,13 +134,13 @@ func (c collector) Describe(chan<- *prometheus.Desc) {}
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	out := sink{ch}
-	out.gauge(build, 1, c.s.Version, runtime.Version())
-	out.gauge(node, 1, c.s.Node)
+	out.gauge(build, 1, with("goversion", runtime.Version(), "version", c.s.Version))
+	out.gauge(node, 1, with("node", c.s.Node))
 	if c.s.Age != nil {
 		age, known, why := c.s.Age()
-		out.gauge(nvmlUp, truth(known && why == ""))
+		out.gauge(nvmlUp, truth(known && why == ""), none)
 		if known {
-			out.gauge(nvmlAge, age.Seconds())
+			out.gauge(nvmlAge, age.Seconds(), none)
 		}
 	}
 	if c.s.GPUs != nil {
@@ -149,15 +151,15 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if c.s.Mismatch != nil {
 		for _, m := range c.s.Mismatch() {
-			out.gauge(leaseMismatch, float64(m.Bytes), m.Lease, m.GPU)
+			out.gauge(leaseMismatch, float64(m.Bytes), with("gpu", m.GPU, "lease", m.Lease))
 		}
 	}
 	if c.s.Counters != nil {
 		for _, n := range c.s.Counters() {
 			if n.Gauge {
-				out.gauge(desc(n.Name, n.Help), float64(n.Value))
+				out.gauge(desc(n.Name, n.Help), float64(n.Value), none)
 			} else {
-				out.count(desc(n.Name, n.Help), float64(n.Value))
+				out.count(desc(n.Name, n.Help), float64(n.Value), none)
 			}
 		}
 	}
@@ -167,20 +169,21 @@ func (c collector) gpus(out sink) {
 	lend := map[string]bool{}
 	for _, g := range c.s.GPUs() {
 		lend[g.UUID] = true
-		out.gauge(gpuInfo, 1, g.UUID, strconv.Itoa(g.Index), g.Name, g.PCI)
-		out.gauge(gpuHealthy, truth(g.Healthy), g.UUID)
+		gpu := with("gpu", g.UUID)
+		out.gauge(gpuInfo, 1, with("gpu", g.UUID, "index", strconv.Itoa(g.Index), "name", g.Name, "pci", g.PCI))
+		out.gauge(gpuHealthy, truth(g.Healthy), gpu)
 		if !g.Drain.IsZero() {
-			out.gauge(gpuDrained, float64(g.Drain.Since.Unix()), g.UUID, g.Drain.By, g.Drain.Reason)
+			out.gauge(gpuDrained, float64(g.Drain.Since.Unix()), with("by", g.Drain.By, "gpu", g.UUID, "reason", g.Drain.Reason))
 		}
-		out.gauge(gpuMem, float64(g.Mem), g.UUID)
+		out.gauge(gpuMem, float64(g.Mem), gpu)
 		if g.FreeMem <= g.Mem {
-			out.gauge(gpuGranted, float64(g.Mem-g.FreeMem), g.UUID)
-			out.gauge(gpuFree, float64(g.FreeMem), g.UUID)
+			out.gauge(gpuGranted, float64(g.Mem-g.FreeMem), gpu)
+			out.gauge(gpuFree, float64(g.FreeMem), gpu)
 		}
 		if g.FreePercent <= 100 {
-			out.gauge(gpuShare, float64(100-g.FreePercent)/100, g.UUID)
+			out.gauge(gpuShare, float64(100-g.FreePercent)/100, gpu)
 		}
-		out.gauge(gpuLeases, float64(g.Leases), g.UUID)
+		out.gauge(gpuLeases, float64(g.Leases), gpu)
 	}
 	if c.s.Sample == nil {
 		return
@@ -193,40 +196,41 @@ func (c collector) gpus(out sink) {
 		if !lend[d.UUID] {
 			continue
 		}
+		gpu := with("gpu", d.UUID)
 		if d.Total > 0 {
-			out.gauge(gpuTotal, float64(d.Total), d.UUID)
-			out.gauge(gpuUsed, float64(d.Used), d.UUID)
+			out.gauge(gpuTotal, float64(d.Total), gpu)
+			out.gauge(gpuUsed, float64(d.Used), gpu)
 		}
 		if d.UtilGPU != nil {
-			out.gauge(gpuUtil, float64(*d.UtilGPU)/100, d.UUID)
+			out.gauge(gpuUtil, float64(*d.UtilGPU)/100, gpu)
 		}
 		if d.Temperature != nil {
-			out.gauge(gpuTemp, float64(*d.Temperature), d.UUID)
+			out.gauge(gpuTemp, float64(*d.Temperature), gpu)
 		}
 		if d.Power != nil {
-			out.gauge(gpuPower, float64(*d.Power)/1000, d.UUID)
+			out.gauge(gpuPower, float64(*d.Power)/1000, gpu)
 		}
-		faults(out, d)
+		faults(out, d, gpu)
 	}
 }
 
 // faults exports the GPU's own errors.
-func faults(out sink, d inventory.Device) {
+func faults(out sink, d inventory.Device, gpu labels) {
 	f := d.Faults
 	if f.SlowdownAt != nil {
-		out.gauge(gpuSlowAt, float64(*f.SlowdownAt), d.UUID)
+		out.gauge(gpuSlowAt, float64(*f.SlowdownAt), gpu)
 	}
 	if f.Slowdown != nil {
-		out.gauge(gpuSlowed, truth(f.Slowdown.Any), d.UUID)
+		out.gauge(gpuSlowed, truth(f.Slowdown.Any), gpu)
 	}
 	if f.Uncorrected != nil {
-		out.count(gpuECC, float64(*f.Uncorrected), d.UUID)
+		out.count(gpuECC, float64(*f.Uncorrected), gpu)
 	}
 	if f.Rows != nil || f.PagesPending != nil {
-		out.gauge(gpuRemap, truth(f.Rows != nil && f.Rows.Pending || f.PagesPending != nil && *f.PagesPending), d.UUID)
+		out.gauge(gpuRemap, truth(f.Rows != nil && f.Rows.Pending || f.PagesPending != nil && *f.PagesPending), gpu)
 	}
 	if f.Rows != nil {
-		out.gauge(gpuUnmap, truth(f.Rows.Failed), d.UUID)
+		out.gauge(gpuUnmap, truth(f.Rows.Failed), gpu)
 	}
 }
 
@@ -240,34 +244,38 @@ func (c collector) leases(out sink) {
 		if c.s.Nameless {
 			clear(who)
 		}
-		out.gauge(leaseInfo, 1, l.ID, k.Cluster, who[0], who[1], who[2], who[3], l.Host, l.Request.PolicyName())
-		out.gauge(leaseSessions, float64(len(l.Sessions)), l.ID)
+		byLease, byGPU := with("lease", l.ID), make([]labels, len(l.Grants))
+		for i, g := range l.Grants {
+			byGPU[i] = with("gpu", g.GPU, "lease", l.ID)
+		}
+		out.gauge(leaseInfo, 1, with("account", who[3], "cluster", k.Cluster, "host", l.Host, "job", who[0], "job_name", who[1], "lease", l.ID, "policy", l.Request.PolicyName(), "uid", who[2]))
+		out.gauge(leaseSessions, float64(len(l.Sessions)), byLease)
 		if l.State == lease.Granted {
-			out.gauge(leaseIdle, l.Idle.Seconds(), l.ID)
+			out.gauge(leaseIdle, l.Idle.Seconds(), byLease)
 		}
 		for i, g := range l.Grants {
-			out.gauge(leaseGranted, float64(g.Mem), l.ID, g.GPU)
-			out.gauge(leaseShare, float64(g.Percent)/100, l.ID, g.GPU)
+			out.gauge(leaseGranted, float64(g.Mem), byGPU[i])
+			out.gauge(leaseShare, float64(g.Percent)/100, byGPU[i])
 			if i < len(l.Use) {
 				u := l.Use[i]
-				out.gauge(leaseUsed, float64(u.Used), l.ID, g.GPU)
-				out.gauge(leasePeak, float64(u.Peak), l.ID, g.GPU)
-				out.gauge(leaseFree, float64(u.Granted-min(u.Granted, u.Used)), l.ID, g.GPU)
+				out.gauge(leaseUsed, float64(u.Used), byGPU[i])
+				out.gauge(leasePeak, float64(u.Peak), byGPU[i])
+				out.gauge(leaseFree, float64(u.Granted-min(u.Granted, u.Used)), byGPU[i])
 			}
 		}
 		if c.s.Total != nil {
 			t := c.s.Total(l.ID)
 			n := &t.Counts
-			out.count(leaseOpened, float64(t.Sessions), l.ID)
-			out.count(leaseFailed, float64(t.Failed), l.ID)
-			out.count(leaseBusy, t.GPUTime.Seconds(), l.ID)
-			out.count(leaseCalls, float64(n.Calls), l.ID)
-			out.count(leaseWaits, float64(n.Waits), l.ID)
-			out.count(leaseIn, float64(n.BytesIn), l.ID)
-			out.count(leaseOut, float64(n.BytesOut), l.ID)
-			out.count(leaseSaved, float64(n.Saved), l.ID)
-			out.count(leaseCuts, float64(n.Cuts), l.ID)
-			out.count(leaseCut, n.CutTime.Seconds(), l.ID)
+			out.count(leaseOpened, float64(t.Sessions), byLease)
+			out.count(leaseFailed, float64(t.Failed), byLease)
+			out.count(leaseBusy, t.GPUTime.Seconds(), byLease)
+			out.count(leaseCalls, float64(n.Calls), byLease)
+			out.count(leaseWaits, float64(n.Waits), byLease)
+			out.count(leaseIn, float64(n.BytesIn), byLease)
+			out.count(leaseOut, float64(n.BytesOut), byLease)
+			out.count(leaseSaved, float64(n.Saved), byLease)
+			out.count(leaseCuts, float64(n.Cuts), byLease)
+			out.count(leaseCut, n.CutTime.Seconds(), byLease)
 			throttled := n.Throttle
 			if len(l.Shares) > 0 {
 				throttled = 0
@@ -275,11 +283,11 @@ func (c collector) leases(out sink) {
 					throttled += x.Throttled
 				}
 			}
-			out.count(leaseThrottle, throttled.Seconds(), l.ID)
+			out.count(leaseThrottle, throttled.Seconds(), byLease)
 		}
 		for i, x := range l.Shares {
 			if i < len(l.Grants) {
-				share(out, l.ID, l.Grants[i].GPU, x)
+				share(out, l.ID, l.Grants[i].GPU, byGPU[i], x)
 			}
 		}
 		for _, s := range l.Sessions {
@@ -288,57 +296,90 @@ func (c collector) leases(out sink) {
 	}
 }
 
-func share(out sink, id, gpu string, x lease.Share) {
-	out.gauge(leaseDue, float64(x.Due)/10000, id, gpu)
+func share(out sink, id, gpu string, l labels, x lease.Share) {
+	out.gauge(leaseDue, float64(x.Due)/10000, l)
 	for kind, t := range map[string]time.Duration{
 		"held": x.Held, "busy": x.Busy, "waited": x.Waited, "throttled": x.Throttled, "lent": x.Lent, "borrowed": x.Borrowed,
 	} {
-		out.count(leaseTime, t.Seconds(), id, gpu, kind)
+		out.count(leaseTime, t.Seconds(), with("gpu", gpu, "kind", kind, "lease", id))
 	}
-	out.count(leaseTurns, float64(x.Turns), id, gpu)
-	out.count(leaseOverruns, float64(x.Overruns), id, gpu)
-	out.count(leaseRevoked, float64(x.Revoked), id, gpu)
-	out.gauge(leaseLongest, x.Longest.Seconds(), id, gpu)
+	out.count(leaseTurns, float64(x.Turns), l)
+	out.count(leaseOverruns, float64(x.Overruns), l)
+	out.count(leaseRevoked, float64(x.Revoked), l)
+	out.gauge(leaseLongest, x.Longest.Seconds(), l)
 }
 
 func (c collector) session(out sink, l lease.Status, s lease.Session) {
 	if !c.s.Nameless {
-		out.gauge(sessInfo, 1, s.ID, l.ID, s.Program, strconv.FormatUint(uint64(s.Client), 10), strconv.Itoa(s.Worker.PID))
+		out.gauge(sessInfo, 1, with("client_pid", strconv.FormatUint(uint64(s.Client), 10), "lease", l.ID, "program", s.Program, "session", s.ID, "worker_pid", strconv.Itoa(s.Worker.PID)))
 	}
 	for i, u := range s.Use {
 		if i < len(l.Grants) {
-			out.gauge(sessUsed, float64(u.Used), s.ID, l.Grants[i].GPU)
-			out.gauge(sessPeak, float64(u.Peak), s.ID, l.Grants[i].GPU)
+			byGPU := with("gpu", l.Grants[i].GPU, "session", s.ID)
+			out.gauge(sessUsed, float64(u.Used), byGPU)
+			out.gauge(sessPeak, float64(u.Peak), byGPU)
 		}
 	}
-	out.count(sessCalls, float64(s.Counts.Calls), s.ID)
-	out.count(sessWaits, float64(s.Counts.Waits), s.ID)
-	out.count(sessIn, float64(s.Counts.BytesIn), s.ID)
-	out.count(sessOut, float64(s.Counts.BytesOut), s.ID)
-	out.count(sessLaunches, float64(s.Counts.Launches), s.ID)
-	out.count(sessErrors, float64(s.Counts.Errors), s.ID)
-	out.count(sessSaved, float64(s.Counts.Saved), s.ID)
-	out.count(sessCuts, float64(s.Counts.Cuts), s.ID)
-	out.count(sessCut, s.Counts.CutTime.Seconds(), s.ID)
-	out.count(sessThrottle, s.Counts.Throttle.Seconds(), s.ID)
+	bySession := with("session", s.ID)
+	out.count(sessCalls, float64(s.Counts.Calls), bySession)
+	out.count(sessWaits, float64(s.Counts.Waits), bySession)
+	out.count(sessIn, float64(s.Counts.BytesIn), bySession)
+	out.count(sessOut, float64(s.Counts.BytesOut), bySession)
+	out.count(sessLaunches, float64(s.Counts.Launches), bySession)
+	out.count(sessErrors, float64(s.Counts.Errors), bySession)
+	out.count(sessSaved, float64(s.Counts.Saved), bySession)
+	out.count(sessCuts, float64(s.Counts.Cuts), bySession)
+	out.count(sessCut, s.Counts.CutTime.Seconds(), bySession)
+	out.count(sessThrottle, s.Counts.Throttle.Seconds(), bySession)
 }
 
+// sink takes the figures of one scrape.
 type sink struct{ ch chan<- prometheus.Metric }
 
-func (s sink) gauge(d *prometheus.Desc, v float64, labels ...string) {
-	s.send(d, prometheus.GaugeValue, v, labels)
-}
+// labels are the values of some labels, in the order of their names. Many figures share them: those of a lease, for one.
+type labels []*dto.LabelPair
 
-func (s sink) count(d *prometheus.Desc, v float64, labels ...string) {
-	s.send(d, prometheus.CounterValue, v, labels)
-}
+// none are the labels of what there is one of.
+var none = labels{}
 
-// send leaves out what has no valid form, as a program's name that is no UTF-8:
-// one client's odd name must not cost the others their metrics.
-func (s sink) send(d *prometheus.Desc, t prometheus.ValueType, v float64, labels []string) {
-	if m, err := prometheus.NewConstMetric(d, t, v, labels...); err == nil {
-		s.ch <- m
+// with makes labels of names and values in turn, in the order of the names. It returns nil if a value has no valid form, as a program's
+// name that is no UTF-8: one client's odd name must not cost the others their metrics.
+func with(pairs ...string) labels {
+	l := make(labels, 0, len(pairs)/2)
+	for i := 0; i < len(pairs); i += 2 {
+		if !utf8.ValidString(pairs[i+1]) {
+			return nil
+		}
+		l = append(l, &dto.LabelPair{Name: &pairs[i], Value: &pairs[i+1]})
 	}
+	return l
+}
+
+func (s sink) gauge(d *prometheus.Desc, v float64, l labels) {
+	if l != nil {
+		s.ch <- &figure{d: d, labels: l, gauge: &dto.Gauge{Value: &v}}
+	}
+}
+
+func (s sink) count(d *prometheus.Desc, v float64, l labels) {
+	if l != nil {
+		s.ch <- &figure{d: d, labels: l, counter: &dto.Counter{Value: &v}}
+	}
+}
+
+// figure is a prometheus.Metric whose labels are made once for many.
+type figure struct {
+	d       *prometheus.Desc
+	labels  labels
+	gauge   *dto.Gauge
+	counter *dto.Counter
+}
+
+func (f *figure) Desc() *prometheus.Desc { return f.d }
+
+func (f *figure) Write(m *dto.Metric) error {
+	m.Label, m.Gauge, m.Counter = f.labels, f.gauge, f.counter
+	return nil
 }
 
 func truth(b bool) float64 {

@@ -176,7 +176,7 @@ func TestScrapeCost(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	objects, bytes := (after.Mallocs-before.Mallocs)/scrapes, (after.TotalAlloc-before.TotalAlloc)/scrapes
 	t.Logf("%d objects and %d bytes for a scrape of %d leases, in %v", objects, bytes, leases, took)
-	if objects > 700*leases || bytes > 64<<10*leases {
+	if objects > 400*leases || bytes > 48<<10*leases {
 		t.Errorf("a scrape of %d leases allocates %d objects and %d bytes", leases, objects, bytes)
 	}
 }

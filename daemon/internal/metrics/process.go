@@ -34,22 +34,22 @@ func (process) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (process) Collect(ch chan<- prometheus.Metric) {
 	out := sink{ch}
-	out.gauge(procStart, float64(started.UnixMilli())/1000)
+	out.gauge(procStart, float64(started.UnixMilli())/1000, none)
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err == nil {
-		out.count(procCPU, time.Duration(u.Utime.Nano()+u.Stime.Nano()).Seconds())
+		out.count(procCPU, time.Duration(u.Utime.Nano()+u.Stime.Nano()).Seconds(), none)
 	}
 	// proc(5): the second field of statm is the resident pages.
 	if b, err := os.ReadFile("/proc/self/statm"); err == nil {
 		if f := strings.Fields(string(bytes.TrimSpace(b))); len(f) > 1 {
 			if n, err := strconv.ParseUint(f[1], 10, 64); err == nil {
-				out.gauge(procRSS, float64(n*uint64(os.Getpagesize())))
+				out.gauge(procRSS, float64(n*uint64(os.Getpagesize())), none)
 			}
 		}
 	}
 	if d, err := os.Open("/proc/self/fd"); err == nil {
 		names, _ := d.Readdirnames(-1)
 		d.Close()
-		out.gauge(procFDs, float64(len(names)))
+		out.gauge(procFDs, float64(len(names)), none)
 	}
 }

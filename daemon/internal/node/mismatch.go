@@ -144,9 +144,12 @@ func (n *Node) compare(ctx context.Context) error {
 			return nil
 		case <-t.C:
 		}
-		list, err := n.owner.List(ctx, "")
-		if err != nil {
-			continue
+		var list []lease.Status
+		if n.pool.Live() {
+			var err error
+			if list, err = n.owner.List(ctx, ""); err != nil {
+				continue
+			}
 		}
 		c.account(list)
 		s := n.watch.Last()
