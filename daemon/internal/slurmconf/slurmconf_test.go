@@ -412,3 +412,37 @@ func TestCheck(t *testing.T) {
 		t.Errorf("gres without the pools: %s", level)
 	}
 }
+
+// Slurm's commands fail without munge, and what they say names slurmctld. So munge is tried, too.
+func TestMungeIsNamed(t *testing.T) {
+	cfg := load(t, siteYAML)
+	tab, err := New(cfg, pools())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := good(t, tab)
+	f.err = errors.New("scontrol: slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)")
+	bin := t.TempDir()
+	t.Setenv("PATH", bin)
+	for _, c := range []struct {
+		munge, want string // what its program does, and what the finding says; "" none
+	}{
+		{"", ""},
+		{"exit 0", ""},
+		{`echo "munge: Error: Failed to access \"/run/munge/munge.socket.2\": No such file or directory" >&2; exit 6`, "munge.socket.2"},
+	} {
+		if c.munge != "" {
+			if err := os.WriteFile(filepath.Join(bin, "munge"), []byte("#!/bin/sh\n"+c.munge+"\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		found := Check(t.Context(), cfg, &tab, nil, f)
+		level, text := levels(found, "munge")
+		if named := level == rpc.Fail && strings.Contains(text, c.want) && strings.Contains(text, "systemctl restart munge"); named != (c.want != "") {
+			t.Errorf("munge %q: %s %q", c.munge, level, text)
+		}
+		if level, text := levels(found, "slurmctld"); level != rpc.Fail || strings.Contains(text, "munge, above, may be why") != (c.want != "") {
+			t.Errorf("munge %q: slurmctld: %s %q", c.munge, level, text)
+		}
+	}
+}
