@@ -10,10 +10,7 @@ package host
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -64,7 +61,7 @@ func (h *Host) NodeHealth(ctx context.Context) []rpc.Check {
 	}
 	h.mu.Unlock()
 	for _, path := range sockets {
-		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		if !exists(path) {
 			sockless++ // somebody has removed it: who connected before goes on, and nobody else can
 		}
 	}
@@ -72,7 +69,7 @@ func (h *Host) NodeHealth(ctx context.Context) []rpc.Check {
 		checks = append(checks, rpc.Check{Name: "releases", Level: rpc.Warn, Text: plural(undelivered, "release") + " not delivered yet", Remedy: "they go out when their owners answer"})
 	}
 	if sockless > 0 {
-		checks = append(checks, rpc.Check{Name: "sockets", Level: rpc.Fail, Node: true, Text: plural(sockless, "lease") + " without socket", Remedy: "see the log; restart sluiced when " + h.cfg.RunDir + " can be written"})
+		checks = append(checks, rpc.Check{Name: "sockets", Level: rpc.Fail, Node: true, Text: plural(sockless, "lease") + " without socket", Remedy: "they are made again within seconds if " + h.cfg.RunDir + " can be written; else see the log"})
 	}
 	return append(checks, rpc.Check{Name: "leases", Level: rpc.OK, Text: plural(leases, "lease") + " of this node's jobs"})
 }

@@ -187,6 +187,8 @@ type record struct {
 type held struct {
 	rec      record
 	sock     *leasesock.Socket
+	opening  sync.Mutex         // of sock, one after the other
+	lost     int                // looks in a row that found no socket
 	stop     context.CancelFunc // of the holder's watch
 	deadline time.Time          // on the monotonic clock; zero: none
 	deliver  longLock

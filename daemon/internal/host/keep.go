@@ -66,11 +66,15 @@ func (h *Host) sweep(ctx context.Context) {
 		why string
 	}
 	var ends []end
+	lost := make(map[*held]int)
 	var old []name
 	h.mu.Lock()
 	for _, hd := range h.leases {
 		if hd.rec.Phase != granted || hd.rec.Lease.Host != h.cfg.Node {
 			continue // leases of other nodes are ended by their owners
+		}
+		if h.lostSocket(hd) {
+			lost[hd] = hd.lost
 		}
 		switch p := hd.rec.Lease.Request.Holder; {
 		case !hd.deadline.IsZero() && now.After(hd.deadline):
@@ -92,6 +96,9 @@ func (h *Host) sweep(ctx context.Context) {
 		}
 	}
 	h.mu.Unlock()
+	for hd, looks := range lost {
+		h.remakeSocket(hd, looks)
+	}
 	for _, e := range ends {
 		h.wg.Go(func() { h.release(h.base, e.hd, e.why, true) })
 	}

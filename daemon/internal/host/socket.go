@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/audit"
@@ -49,14 +51,19 @@ func (h *Host) cleanDirs() {
 	}
 }
 
-// openSocket makes a lease's directory unless it exists, the files in it, and its socket.
+// openSocket makes a lease's directory unless it exists, the files in it, and its socket, in the place of one whose path is gone.
 func (h *Host) openSocket(hd *held) error {
 	if h.cfg.noSockets {
 		return nil
 	}
+	hd.opening.Lock()
+	defer hd.opening.Unlock()
 	h.mu.Lock()
-	l := hd.rec.Lease
+	l, old := hd.rec.Lease, hd.sock
 	h.mu.Unlock()
+	if old != nil && exists(h.socks.Path(l.ID)) {
+		return nil
+	}
 	if err := h.socks.MakeDir(l.ID); err != nil {
 		return err
 	}
@@ -76,10 +83,46 @@ func (h *Host) openSocket(hd *held) error {
 	h.mu.Unlock()
 	if !keep {
 		s.Close()
-		return errors.New("lease socket: the lease has ended")
+		return errLeaseEnded
 	}
 	s.Serve()
+	if old != nil {
+		old.Close()
+	}
 	return nil
+}
+
+var errLeaseEnded = errors.New("lease socket: the lease has ended")
+
+// exists reports whether there is something at a path, or whether that is not known.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR)
+}
+
+// lostSocket looks whether somebody has removed a lease's socket, or it could not be made before. It reports that at the second look in
+// a row that finds none, and at later ones: clients that had connected before the removal have been accepted by then. mu is held.
+func (h *Host) lostSocket(hd *held) bool {
+	if h.cfg.noSockets || hd.sock != nil && exists(h.socks.Path(hd.rec.Lease.ID)) {
+		hd.lost = 0
+		return false
+	}
+	hd.lost++
+	return hd.lost > 1
+}
+
+// remakeSocket makes a lost socket again.
+func (h *Host) remakeSocket(hd *held, looks int) {
+	id := hd.rec.Lease.ID // never changes
+	switch err := h.openSocket(hd); {
+	case errors.Is(err, errLeaseEnded):
+		h.removeSocket(id, nil)
+	case err != nil && looks == 2: // the next ones say the same
+		h.log.Error("lease without socket", "lease", id, "error", err)
+	case err != nil:
+	default:
+		h.log.Warn("socket of a lease was gone and has been made again", "lease", id)
+	}
 }
 
 // removeSocket ends a lease's socket and removes its directory.

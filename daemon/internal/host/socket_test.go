@@ -223,25 +223,59 @@ func TestFiles(t *testing.T) {
 	there(m.ID, true)
 }
 
-// Somebody removes the sockets of leases: jobs go on, and the health says that their next programs will find no GPU.
-func TestRemovedSocketsAreNotWell(t *testing.T) {
+// A lease's socket that somebody removes, with its directory or alone, is made again, and goes when the lease ends. The health says so
+// while it cannot be made: then the next programs of the job find no GPU.
+func TestSocketRemoved(t *testing.T) {
 	s := newSite(t, newFake("a", 1))
 	l := s.must(ask("1", 50))
-	sockets := func() (texts []string) {
+	path := s.Socket(l.ID)
+	dir := filepath.Dir(path)
+	well := func() bool {
 		for _, c := range s.NodeHealth(t.Context()) {
 			if c.Name == "sockets" {
-				texts = append(texts, c.Text)
+				if c.Text != "1 lease without socket" {
+					t.Error(c.Text)
+				}
+				return false
 			}
 		}
-		return texts
+		return true
 	}
-	if got := sockets(); len(got) != 0 {
-		t.Errorf("with all of them: %q", got)
+	if !well() {
+		t.Error("with all sockets")
 	}
-	if err := os.RemoveAll(filepath.Dir(s.Socket(l.ID))); err != nil {
+	for _, gone := range []string{path, dir} {
+		if err := os.RemoveAll(gone); err != nil {
+			t.Fatal(err)
+		}
+		s.wait("the socket is made again", func() bool { return exists(path) })
+		if status, _, reason, f := client(t, path, 1, 0); status != 0 || f == nil {
+			t.Fatal(status, reason)
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	if got := sockets(); len(got) != 1 || got[0] != "1 lease without socket" {
-		t.Errorf("without: %q", got)
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		s.sweep(t.Context())
+		if well() {
+			t.Error("without socket")
+		}
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	s.wait("the socket is made again", well)
+	if err := s.Release(t.Context(), root, l.ID, lease.Key{}, ""); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		s.sweep(t.Context())
+	}
+	if exists(dir) {
+		t.Error("the directory of an ended lease is there")
 	}
 }
