@@ -99,9 +99,9 @@ local function load_site()
     end
     why = ok and "it is no table of this version" or tostring(t)
   end
-  slurm.log_error("sluice: %s: %s; %s", path, show(why), site and "the one read before is used" or "write it by: sluice slurm lua")
+  slurm.log_error("sluice: %s: %s; %s", path, show(why), site and "the one read before is used" or "write it by: sluice slurm lua --out " .. path)
   if site then return site end
-  refuse("this cluster has no table of its GPU pools yet; tell the administrator to run: sluice slurm lua")
+  refuse("this cluster has no table of its GPU pools yet; tell the administrator to run: sluice slurm lua --out %s", path)
 end
 
 -- What a job asks for.

@@ -38,7 +38,7 @@ static const struct sl_option sl_options[SL_OPTIONS] = {
 	{ "rgpu-grace", "TIME", "RGPU_GRACE", "how long to wait for a lost network, as 30m",
 	  "0, or a whole number with s, m or h behind it up to 24h, as 30m",
 	  SL_OPTION_TIME, false, { NULL } },
-	{ "rgpu-bind", "HOW", "RGPU_BIND", "all GPUs for each task, or task: its part of them",
+	{ "rgpu-bind", "HOW", "RGPU_BIND", "all: each task sees all GPUs; task: its part of them",
 	  "one of all, task",
 	  SL_OPTION_CHOICE, true, { "all", "task", NULL } },
 	{ "rgpu-spread", NULL, "RGPU_SPREAD", "take the emptiest GPUs first, not the fullest",

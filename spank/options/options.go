@@ -81,7 +81,7 @@ var Table = []Option{
 	{
 		Name: "rgpu-bind", Arg: "HOW", Env: "RGPU_BIND", Kind: Choice, Step: true,
 		Choices: Bindings,
-		Help:    "all GPUs for each task, or task: its part of them",
+		Help:    "all: each task sees all GPUs; task: its part of them",
 		More: "`task` sets `CUDA_VISIBLE_DEVICES` for each task of a step, as `--gpus-per-task` does: the GPUs are divided among the tasks of a node in their order. " +
 			"Give it to a job, for all of its steps, or to a step",
 	},

@@ -38,6 +38,7 @@ const (
 
 type heldLease struct {
 	id     string
+	job    string
 	path   string // of the lease's socket
 	socket string // the daemon's
 	say    func(string, ...any)
@@ -57,7 +58,7 @@ func hold(ctx context.Context, socket string, r lease.Request, say func(string, 
 	if err != nil {
 		return nil, fmt.Errorf("no lease: %w", err)
 	}
-	h := &heldLease{id: l.ID, path: path, socket: socket, say: say, stop: make(chan struct{}), ends: l.Expires, warn: min(lifeWarning, l.Request.Life/10)}
+	h := &heldLease{id: l.ID, job: l.Request.Key.Job, path: path, socket: socket, say: say, stop: make(chan struct{}), ends: l.Expires, warn: min(lifeWarning, l.Request.Life/10)}
 	if l.Request.Life > 0 && (r.Life == 0 || l.Request.Life < r.Life) {
 		say("the lease ends after %v, by the site's users.max_life or lease.max_life", l.Request.Life)
 	}
@@ -129,7 +130,7 @@ func (h *heldLease) watch(lost func(reason string)) {
 			}
 			h.warned(time.Now())
 			if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-				lost(fmt.Sprintf("lease %s has ended, see sluice list", short(h.id)) + callsFail)
+				lost(fmt.Sprintf("lease %s has ended; sluice explain %s says why", short(h.id), h.job) + callsFail)
 				return
 			}
 		}

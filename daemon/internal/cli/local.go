@@ -115,7 +115,7 @@ func reach(socket string) error {
 	case errors.Is(err, unix.ECONNREFUSED):
 		text = fmt.Sprintf("sluiced at socket %s has stopped: connection refused; start the service sluiced on this node", socket)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		text = fmt.Sprintf("socket %s: permission denied; its directory must be 0755 and the socket 0666, and SELinux must allow it, see admin.md", socket)
+		text = fmt.Sprintf("socket %s: permission denied; its directory must be 0755 and the socket 0666, and SELinux must allow it, see docs/admin.md#selinux", socket)
 	case errors.Is(err, unix.ENOTSOCK):
 		text = fmt.Sprintf("socket %s is not a socket; give that of sluiced with --socket", socket)
 	default:

@@ -33,7 +33,7 @@ type runOptions struct {
 }
 
 // daemonOnly are the flags that do not apply to a worker started by hand.
-var daemonOnly = []string{"fraction", "rgpu", "type", "pool", "policy", "lend", "place", "count", "time", "min-mem", "same-owner", "socket"}
+var daemonOnly = []string{"fraction", "rgpu", "type", "pool", "policy", "lend", "place", "count", "time", "min-mem", "same-owner", "grace", "socket"}
 
 func newRun() *cobra.Command {
 	var o runOptions

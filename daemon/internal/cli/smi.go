@@ -121,6 +121,11 @@ func (o *smi) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+	if len(args) == 1 {
+		if args[0], err = jobNumber(ctx, args[0]); err != nil {
+			return err
+		}
+	}
 	id, err := smiLease(ls, args)
 	if err != nil {
 		return err

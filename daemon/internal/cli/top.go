@@ -39,11 +39,13 @@ func newTop() *cobra.Command {
 GRANTED is the memory of a GPU that leases hold, USED what their sessions use of it, NVML
 what the driver reports as used by all processes, and BUSY the percentage of time in which a
 kernel ran. NVML and BUSY are "-" while NVML has not answered; AGE says how old they are.
+GRANTED% is the percentage of the GPU that leases hold.
 DUE is the part of its GPUs' time that a lease's policy gives it now, GOT the part that it
 held since the last refresh, and WAITED the part for which its sessions wanted a turn and
 had none. Values of several GPUs are added up. All three are "-" where time is not shared by
-turns. THROTTLED is the time for which a lease's own share held it back. CALLS/s, WAITS/s,
-IN/s and OUT/s are rates between two refreshes.
+turns. THROTTLED is the time for which a lease's own share held it back. OVERRUNS counts turns
+whose work went on beyond their end. CALLS/s, WAITS/s, IN/s and OUT/s are rates between two
+refreshes.
 
 If the output is not a terminal, or with --once, the state is shown once. With sessions that
 takes one interval, since rates need two measurements.`,
@@ -227,7 +229,7 @@ func showTop(w io.Writer, s rpc.Stats, before *rpc.Stats, asJSON bool) error {
 			rows = append(rows, []string{strconv.Itoa(g.GPU.Index), g.GPU.Name, form.ShortBytes(g.GPU.Mem), form.ShortBytes(g.GrantedMem), form.ShortBytes(g.UsedMem),
 				nvml, strconv.Itoa(100-int(min(g.GPU.FreePercent, 100))) + "%", busy, strconv.Itoa(g.GPU.Leases), age, state})
 		}
-		err = errors.Join(err, table(w, "GPU NAME MEMORY GRANTED USED NVML LENT BUSY LEASES AGE STATE", rows))
+		err = errors.Join(err, table(w, "GPU NAME MEMORY GRANTED USED NVML GRANTED% BUSY LEASES AGE STATE", rows))
 		_, nl := fmt.Fprintln(w)
 		err = errors.Join(err, nl)
 	}

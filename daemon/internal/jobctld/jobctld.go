@@ -147,5 +147,5 @@ func (e Elsewhere) refuse(p rpc.Peer) error {
 	if err := mayControl(p, e.User); err != nil {
 		return err
 	}
-	return lease.Errorf(lease.Invalid, "this node, %s, runs no slurmctld, says slurm.controllers in sluice.yaml", e.Node)
+	return lease.Errorf(lease.Invalid, "this node, %s, runs no slurmctld, says slurm.controllers in sluice.yaml; if it does, add it there and restart sluiced", e.Node)
 }

@@ -75,7 +75,7 @@ func hot(d inventory.Device, add func(what string, level rpc.Level, node bool, t
 	switch {
 	case t == nil:
 	case end != nil && *end > 0 && *t >= *end:
-		add("thermal", rpc.Fail, false, fmt.Sprintf("%d degrees C, and it ends itself at %d", *t, *end), remedy)
+		add("thermal", rpc.Fail, false, fmt.Sprintf("%d degrees C, and it switches itself off at %d", *t, *end), remedy)
 	case slow != nil && *slow > 0 && *t >= *slow:
 		add("thermal", rpc.Warn, false, fmt.Sprintf("%d degrees C, and it lowers its clocks at %d", *t, *slow), remedy)
 	}

@@ -50,7 +50,7 @@ func TestGPUFaults(t *testing.T) {
 		"hot": {d: inventory.Device{Temperature: ptr(uint32(89)), Faults: faults{SlowdownAt: ptr(uint32(89)), ShutdownAt: ptr(uint32(92))}},
 			want: "warn false thermal GPU-a (3): 89 degrees C, and it lowers its clocks at 89; see the fans and the air; sluice drain keeps new leases away\n"},
 		"too hot": {d: inventory.Device{Temperature: ptr(uint32(95)), Faults: faults{SlowdownAt: ptr(uint32(89)), ShutdownAt: ptr(uint32(92))}},
-			want: "fail false thermal GPU-a (3): 95 degrees C, and it ends itself at 92; see the fans and the air; sluice drain keeps new leases away\n"},
+			want: "fail false thermal GPU-a (3): 95 degrees C, and it switches itself off at 92; see the fans and the air; sluice drain keeps new leases away\n"},
 		"slow for heat and power": {d: inventory.Device{Faults: faults{Slowdown: &inventory.Slowdown{Any: true, Thermal: true, Brake: true}}},
 			want: "warn false clocks GPU-a (3): the hardware has lowered its clocks, because it is too hot and the power supply has its brake on; see the fans, the air and the power supplies, and nvidia-smi -q -d PERFORMANCE; programs are slower until then\n"},
 		"slow for something": {d: inventory.Device{Faults: faults{Slowdown: &inventory.Slowdown{Any: true}}},

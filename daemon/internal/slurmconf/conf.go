@@ -35,7 +35,7 @@ func (t Table) Conf(cfg *config.Config) []byte {
 	var b strings.Builder
 	p := func(format string, a ...any) { fmt.Fprintf(&b, format+"\n", a...) }
 	p("# What Sluice needs in the slurm.conf of cluster %s. Made by `sluice slurm conf`.", cfg.Cluster)
-	p("# A key that is there already takes ours besides, with a comma.")
+	p("# A key that is a list takes ours besides, with a comma. A script of the site's, as its Prolog, gets our line inside.")
 	p("")
 	p("# The request: --gres=%s:50. Nodes whose jobs may ask have the line below added to", Gres)
 	p("# their Gres=; it is a ceiling and counts nothing, and needs no gres.conf.")

@@ -119,7 +119,7 @@ func TestRules(t *testing.T) {
 	if len(names) != len(alerts) {
 		t.Errorf("%d alerts, and tests of %d", len(names), len(alerts))
 	}
-	for _, m := range regexp.MustCompile(`runbook_url: (\S+)#(\S+)`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`runbook_url: https://github.com/sluice-hpc/sluice/blob/main/(\S+)#(\S+)`).FindAllStringSubmatch(string(text), -1) {
 		page, err := os.ReadFile(filepath.Join("../../..", m[1]))
 		if err != nil || !slices.Contains(headings(string(page)), m[2]) {
 			t.Errorf("%s has no heading #%s (%v)", m[1], m[2], err)
