@@ -140,7 +140,7 @@ func printReports(w io.Writer, rs []lease.Report, now time.Time) error {
 		if r.Failed == 0 {
 			continue
 		}
-		if _, err := fmt.Fprintf(w, "lease %s: %d of %d sessions failed, the last one of %s\n", short(r.Lease), r.Failed, r.Sessions, plain(r.Failure)); err != nil {
+		if _, err := fmt.Fprintf(w, "lease %s at %s: %d of %d sessions failed, the last one of %s\n", short(r.Lease), r.Owner, r.Failed, r.Sessions, plain(r.Failure)); err != nil {
 			return err
 		}
 	}

@@ -75,7 +75,7 @@ func TestReport(t *testing.T) {
 		return string(b), exitStatus(t, err)
 	}
 	out, status := call("4711")
-	for _, w := range []string{"job 4711 (tr?[2Jain) of 4242424, account phys", "100%,50%:20G", "100%:140G,50%:20G", "4G", "12m03s", "2s", "1.2M", "ended: epilog", "lives", "\nlease " + short(idA) + ": 1 of 3 sessions failed, the last one of python3 (process 7): killed by signal 9 (killed)\n", "0:10:00", "0:30:0",
+	for _, w := range []string{"job 4711 (tr?[2Jain) of 4242424, account phys", "100%,50%:20G", "100%:140G,50%:20G", "4G", "12m03s", "2s", "1.2M", "ended: epilog", "lives", "\nlease " + short(idA) + " at gpu01: 1 of 3 sessions failed, the last one of python3 (process 7): killed by signal 9 (killed)\n", "0:10:00", "0:30:0",
 		"\nsluice: asked 150% 20480MiB granted 150% 163840MiB peak 4096MiB gpu 12m03s throttled 2s calls 1200000 waits 12 in 5MiB out 0B held 13m00s waited 5s overruns 1 earlier-runs 1 earlier-gpu 12m03s\n", " fixed "} {
 		if !strings.Contains(out, w) {
 			t.Errorf("report lacks %q:\n%s", w, out)

@@ -75,10 +75,14 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 		}
 	}
 	if hd != nil && (len(parts) == 0 || parts[0].Request.Key.Incarnation <= l.Request.Key.Incarnation) {
-		h.mu.Lock()
-		hd.early = false
-		h.mu.Unlock()
-		return l, true, nil
+		switch err := h.claimEarly(ctx, hd, l); {
+		case err == nil:
+			return l, true, nil
+		case lease.CodeOf(err) != lease.Over:
+			return lease.Lease{}, false, err
+		}
+		h.release(ctx, hd, "a part of it has ended", false)
+		return lease.Lease{}, false, nil
 	}
 	if len(parts) == 0 {
 		if len(silent) > 0 {
@@ -152,6 +156,23 @@ func (h *Host) searchFor(ctx context.Context, key lease.Key, ours func(*lease.Le
 	return parts, silent
 }
 
+// claimEarly claims a lease that was taken over before its Prolog.
+func (h *Host) claimEarly(ctx context.Context, hd *held, l lease.Lease) error {
+	h.mu.Lock()
+	early := hd.early
+	h.mu.Unlock()
+	if !early {
+		return nil
+	}
+	if err := h.claim(ctx, l); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	hd.early = false
+	return nil
+}
+
 // claim tells the owners of a lease that this node holds it now. The error is Over if one of
 // them has ended it.
 func (h *Host) claim(ctx context.Context, l lease.Lease) error {
@@ -163,15 +184,20 @@ func (h *Host) claim(ctx context.Context, l lease.Lease) error {
 		}
 		peers = append(peers, p)
 	}
-	for _, a := range askAll(ctx, h, peers, true, func(ctx context.Context, o lease.Owner) ([]string, error) {
-		return o.Renew(ctx, h.cfg.Node, []string{l.ID})
+	var ended, unknown error
+	for _, a := range askAll(ctx, h, peers, true, func(ctx context.Context, o lease.Owner) (struct{}, error) {
+		return struct{}{}, o.Claim(ctx, h.cfg.Node, l.ID)
 	}) {
-		if a.err != nil {
-			return a.err
-		}
-		if !slices.Contains(a.v, l.ID) {
-			return lease.Errorf(lease.Over, "owner %s has ended lease %s", a.peer.name, l.ID)
+		switch {
+		case a.err == nil:
+		case lease.CodeOf(a.err) == lease.Over:
+			ended = a.err
+		default:
+			unknown = a.err
 		}
 	}
-	return nil
+	if ended != nil { // whatever the others say
+		return ended
+	}
+	return unknown
 }

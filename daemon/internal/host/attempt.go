@@ -76,6 +76,9 @@ func (h *Host) attempt(ctx context.Context, r lease.Request, grants []lease.Gran
 		h.log.Debug("attempt failed", "lease", a.lease.ID, "step", s.name, "error", err)
 		if s.undo != nil {
 			s.undo(a, ctx, err)
+			if l := a.kept(); l != nil {
+				return *l, false, nil
+			}
 		}
 		if s.instead != nil {
 			if known := s.instead(a, ctx); known != nil {
@@ -253,6 +256,23 @@ func (a *attempt) unpublish(ctx context.Context, why error) {
 // takeBack releases the lease at all owners.
 func (a *attempt) takeBack(_ context.Context, why error) {
 	a.h.takeBack(a.held, lease.Owners(a.lease.Grants), why)
+}
+
+// kept returns the lease if it could not be taken back, because its node has attached it: an owner's answer that it had granted it was lost.
+// It is the job's then.
+func (a *attempt) kept() *lease.Lease {
+	a.held.deliver.Lock()
+	stays := a.held.stays
+	a.held.deliver.Unlock()
+	if !stays {
+		return nil
+	}
+	l := a.lease
+	l.State = lease.Granted
+	if err := a.h.adopt(l); err != nil {
+		a.h.log.Warn("lease that its node has attached cannot be taken over by its sponsor", "lease", l.ID, "error", err)
+	}
+	return &l
 }
 
 // part is an owner's share of an acquisition.

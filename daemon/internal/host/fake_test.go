@@ -188,6 +188,18 @@ func (f *fakeOwner) Set(_ context.Context, _ string, c lease.Change) (lease.Leas
 	return l, nil
 }
 
+func (f *fakeOwner) Claim(_ context.Context, _, id string) error {
+	leave, err := f.enter("claim")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if _, ok := f.leases[id]; !ok || f.forgot {
+		return lease.Errorf(lease.Over, "lease %s has ended", id)
+	}
+	return nil
+}
+
 func (f *fakeOwner) Renew(_ context.Context, _ string, ids []string) ([]string, error) {
 	leave, err := f.enter("renew")
 	if err != nil {

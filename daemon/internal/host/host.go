@@ -196,6 +196,10 @@ type held struct {
 	// early says that the lease was taken over before its Prolog. If it is lost then, its
 	// sponsor could not get all that the job needs, and may try again for the same run.
 	early bool
+	// Of a release that takes the lease back for its sponsor, see deliver.
+	quiet   bool // it has not been told of yet
+	claimed int  // how many owners have said that the lease's node has claimed it
+	stays   bool // all have, and the lease lives on
 }
 
 // name is a key without its incarnation.

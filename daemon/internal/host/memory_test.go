@@ -266,6 +266,7 @@ func (w *wireless) Release(_ context.Context, _, _ string, key lease.Key, _ stri
 func (w *wireless) Renew(_ context.Context, _ string, ids []string) ([]string, error) {
 	return ids, nil
 }
+func (w *wireless) Claim(context.Context, string, string) error          { return nil }
 func (w *wireless) List(context.Context, string) ([]lease.Status, error) { return nil, nil }
 func (w *wireless) Reports(context.Context, string, string, string) ([]lease.Report, error) {
 	return nil, nil

@@ -139,7 +139,8 @@ func (h *Host) search(ctx context.Context, owners []*peer, host string, all bool
 func whole(l lease.Lease) bool { return len(l.Grants) == len(l.Request.Fractions) }
 
 // endParts ends leases that this host does not hold. With a key, the key ends too. An owner
-// that cannot be reached ends its part when the sponsor tells it, or when nobody renews it.
+// that cannot be reached ends its part when the sponsor tells it, unless it is claimed, or when
+// nobody renews it.
 func (h *Host) endParts(ctx context.Context, leases []lease.Lease, key lease.Key, reason string) {
 	silent := make(map[string]error)
 	for _, l := range leases {

@@ -89,6 +89,11 @@ func (l link) Confirm(ctx context.Context, host, id string) error {
 	_, err := linked(ctx, l, func(o *owner.Owner) (struct{}, error) { return nothingOf(o.Confirm(ctx, host, id)) })
 	return err
 }
+func (l link) Claim(ctx context.Context, host, id string) error {
+	_, err := linked(ctx, l, func(o *owner.Owner) (struct{}, error) { return struct{}{}, o.Claim(ctx, host, id) })
+	return err
+}
+
 func (l link) Renew(ctx context.Context, host string, ids []string) ([]string, error) {
 	return linked(ctx, l, func(o *owner.Owner) ([]string, error) { return o.Renew(ctx, host, ids) })
 }

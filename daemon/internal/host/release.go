@@ -174,10 +174,18 @@ func (h *Host) release(ctx context.Context, hd *held, reason string, over bool) 
 		stop()
 	}
 	h.removeSocket(rec.Lease.ID, sock)
-	h.tell(audit.Release, &rec.Lease, reason)
-	h.log.Info("lease released", "lease", rec.Lease.ID, "job", k.String(), "reason", reason)
+	if !over && rec.Lease.Host != h.cfg.Node {
+		hd.quiet = true // its node may have it
+	} else {
+		h.tellReleased(&rec)
+	}
 	hd.deliver.Unlock()
 	h.delivered(ctx, hd)
+}
+
+func (h *Host) tellReleased(rec *record) {
+	h.tell(audit.Release, &rec.Lease, rec.Reason)
+	h.log.Info("lease released", "lease", rec.Lease.ID, "job", rec.Lease.Request.Key.String(), "reason", rec.Reason)
 }
 
 // delivered delivers a release, or waits while another goroutine does.
@@ -208,17 +216,18 @@ func (h *Host) deliver(ctx context.Context, hd *held) {
 	}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	stays := false
 	for _, o := range slices.Clone(left) {
 		wg.Go(func() {
-			attached, err := h.tellRelease(ctx, o, &rec, key)
+			claimed, err := h.tellRelease(ctx, o, &rec, key)
 			if err != nil {
 				h.log.Warn("release not delivered yet", "lease", rec.Lease.ID, "owner", o, "error", err)
 				return
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			stays = stays || attached
+			if claimed {
+				hd.claimed++
+			}
 			left = slices.DeleteFunc(left, func(x string) bool { return x == o })
 		})
 	}
@@ -230,10 +239,7 @@ func (h *Host) deliver(ctx context.Context, hd *held) {
 	h.mu.Unlock()
 	switch {
 	case len(left) == 0:
-		h.forget(hd)
-		if stays {
-			h.mayReturn(hd)
-		}
+		h.endDelivery(hd, &now)
 		h.point("release-c-forgotten")
 	case len(left) < len(rec.Pending):
 		if err := h.put(&now); err != nil {
@@ -242,10 +248,27 @@ func (h *Host) deliver(ctx context.Context, hd *held) {
 	}
 }
 
+// endDelivery forgets a release that all owners have been sent. hd.deliver is held.
+func (h *Host) endDelivery(hd *held, rec *record) {
+	h.forget(hd)
+	switch all := len(lease.Owners(rec.Lease.Grants)); {
+	case hd.claimed == all:
+		hd.stays = true
+		h.mayReturn(hd)
+		h.log.Info("lease stays, its node has attached it", "lease", rec.Lease.ID, "job", rec.Lease.Request.Key.String(), "node", rec.Lease.Host)
+		return
+	case hd.claimed > 0:
+		h.log.Warn("lease was claimed by its node at some owners and ended at others; the node ends the rest, or its silence does", "lease", rec.Lease.ID, "job", rec.Lease.Request.Key.String(), "node", rec.Lease.Host)
+	}
+	if hd.quiet {
+		h.tellReleased(rec)
+	}
+}
+
 // tellRelease delivers a release to one owner. No error means that there is nothing more to deliver
-// to it. attached says that this host is the lease's sponsor, the lease's own node has attached it
+// to it. claimed says that this host is the lease's sponsor, the lease's own node has claimed it
 // meanwhile, and the owner leaves it to that node.
-func (h *Host) tellRelease(ctx context.Context, owner string, rec *record, key lease.Key) (attached bool, err error) {
+func (h *Host) tellRelease(ctx context.Context, owner string, rec *record, key lease.Key) (claimed bool, err error) {
 	h.mu.Lock()
 	p := h.peers[owner]
 	h.mu.Unlock()
@@ -259,7 +282,6 @@ func (h *Host) tellRelease(ctx context.Context, owner string, rec *record, key l
 	})
 	switch lease.CodeOf(err) {
 	case lease.Conflict:
-		h.log.Info("lease stays, its node has attached it", "lease", rec.Lease.ID, "node", rec.Lease.Host, "owner", owner)
 		return true, nil
 	case lease.Denied, lease.Invalid, lease.NotFound, lease.Over:
 		if err != nil {

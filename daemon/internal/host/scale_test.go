@@ -130,6 +130,10 @@ func (r road) Confirm(ctx context.Context, host, id string) error {
 func (r road) Renew(ctx context.Context, host string, ids []string) ([]string, error) {
 	return over(r, "Renew", func() ([]string, error) { return r.Owner.Renew(ctx, host, ids) })
 }
+func (r road) Claim(ctx context.Context, host, id string) error {
+	_, err := over(r, "Claim", func() (int, error) { return 0, r.Owner.Claim(ctx, host, id) })
+	return err
+}
 func (r road) Release(ctx context.Context, host, id string, key lease.Key, reason string) error {
 	_, err := over(r, "Release", func() (int, error) { return 0, r.Owner.Release(ctx, host, id, key, reason) })
 	return err

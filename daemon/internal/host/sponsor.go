@@ -4,7 +4,9 @@ package host
 // nodes at once. So its daemon gets the leases, all or none:
 //
 // Sponsor gets a lease for each node, as Acquire does, at the controller. Attach, in attach.go,
-// takes it over at the node.
+// takes it over at the node. slurmd's Prolog may call it before Sponsor has all leases: one that
+// its node has claimed by then stays the job's if Sponsor fails or dies, and ends with the
+// Epilog; a repeated Sponsor finds it.
 //
 // The sponsor's record differs from others only in its Host. The sponsor renews the lease until
 // the owner no longer accepts that, which means that the node renews it, and then forgets it.

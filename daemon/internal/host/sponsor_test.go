@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-hpc/sluice/daemon/internal/audit"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
 )
 
@@ -463,6 +464,58 @@ func TestAttachedBesideSponsor(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A node attaches a lease whose grant the sponsor never hears of. The job has that lease, and no second one.
+func TestAttachedUnheard(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	var had lease.Lease
+	w.mu.Lock()
+	w.reserved = func(l lease.Lease) bool {
+		w.mu.Lock()
+		w.reserved = nil
+		w.mu.Unlock()
+		had = w.attach("n1", "1")
+		return true
+	}
+	w.mu.Unlock()
+	all := w.sponsor(job("1", 0, []string{"n1"}, 100, 100))
+	if all[0].ID != had.ID || had.ID == "" {
+		t.Errorf("the sponsor has %s, the node %s", all[0].ID, had.ID)
+	}
+	if got := w.have(); strings.Count(got, "1@n1:") != 2 {
+		t.Errorf("%q", got)
+	}
+	w.wait("the sponsor forgets", func() bool { return w.records("ctl") == 0 })
+	released := 0
+	if err := audit.Read(w.hosts["ctl"].cfg.AuditFile, func(e *audit.Event) bool {
+		if e.Event == audit.Release {
+			released++
+		}
+		return true
+	}); err != nil || released > 0 {
+		t.Errorf("%d releases in the controller's audit log, %v", released, err)
+	}
+}
+
+// A lease that a node's daemon has found by itself, before any Prolog, is no job's yet: its sponsor can take it back.
+func TestFoundBeforeProlog(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1", "n2")
+	w.mu.Lock()
+	w.reserved = func(l lease.Lease) bool {
+		if l.Host == "n1" {
+			w.restart("n1")
+			w.wait("the node has found it", func() bool { return w.records("n1") == 1 })
+		}
+		return false
+	}
+	w.mu.Unlock()
+	reqs := job("1", 0, both, 70)
+	reqs[1].Fractions = slices.Repeat(reqs[1].Fractions, 5) // of four GPUs
+	if _, err := w.hosts["ctl"].Sponsor(t.Context(), reqs); lease.CodeOf(err) != lease.Never {
+		t.Error(err)
+	}
+	w.wait("nothing is left", func() bool { return w.have() == "" })
 }
 
 func sponsorCrash(t *testing.T, point string, pass int) {

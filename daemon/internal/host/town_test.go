@@ -87,7 +87,14 @@ func (w way) Reserve(ctx context.Context, host string, l lease.Lease, ttl time.D
 	if err := w.up(host); err != nil {
 		return lease.Lease{}, err
 	}
-	return w.Owner.Reserve(ctx, host, l, ttl)
+	have, err := w.Owner.Reserve(ctx, host, l, ttl)
+	w.t.mu.Lock()
+	f := w.t.reserved
+	w.t.mu.Unlock()
+	if f != nil && err == nil && f(have) {
+		return lease.Lease{}, lease.Errorf(lease.Down, "the answer of %s is lost", w.name())
+	}
+	return have, err
 }
 func (w way) Confirm(ctx context.Context, host, id string) error {
 	if err := w.up(host); err != nil {
@@ -104,6 +111,12 @@ func (w way) Renew(ctx context.Context, host string, ids []string) ([]string, er
 	defer w.t.mu.Unlock()
 	w.t.renewals[w.h]++
 	return known, err
+}
+func (w way) Claim(ctx context.Context, host, id string) error {
+	if err := w.up(host); err != nil {
+		return err
+	}
+	return w.Owner.Claim(ctx, host, id)
 }
 func (w way) Release(ctx context.Context, host, id string, key lease.Key, reason string) error {
 	if err := w.up(host); err != nil {
@@ -210,6 +223,7 @@ type town struct {
 	crashAt  string             // point at which a host dies
 	crashIn  int                // its pass
 	crashes  int
+	reserved func(lease.Lease) (lost bool) // what comes after a Reserve, nil nothing; the answer may be lost
 }
 
 // life is one process of a host's daemon.

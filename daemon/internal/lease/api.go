@@ -22,9 +22,15 @@ type Owner interface {
 	// Renew says that the host still uses these leases. Those that are missing
 	// from the answer are not known here, or have ended.
 	Renew(ctx context.Context, host string, ids []string) (known []string, err error)
+	// Claim says that the lease's own host has attached it for its job. From then
+	// on its sponsor cannot take it back, see Release. The error is Over if the
+	// lease has ended, or never was. It renews the lease, too.
+	Claim(ctx context.Context, host, id string) error
 	// Release ends a lease, its sessions first, and remembers the key for the
 	// tombstone time, so that a late Reserve of it is refused. id may be "" and
-	// the key name the lease. Unknown leases are no error.
+	// the key name the lease. Unknown leases are no error. A sponsor that gives
+	// the id alone takes back what it could not get whole; if the lease's own
+	// host has claimed the lease, it stays, and the error is Conflict.
 	Release(ctx context.Context, host, id string, key Key, reason string) error
 	// List is every lease whose host is host, "" for all.
 	List(ctx context.Context, host string) ([]Status, error)

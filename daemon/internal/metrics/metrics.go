@@ -86,7 +86,7 @@ var (
 	leaseIdle     = desc("lease_idle_seconds", "For how long the lease has had no work for the GPU; counts from the daemon's start at the earliest.", "lease")
 	leaseSessions = desc("lease_sessions", "Live sessions of the lease.", "lease")
 	leaseOpened   = desc("lease_sessions_total", "Sessions that the lease has had.", "lease")
-	leaseFailed   = desc("lease_sessions_failed_total", "Sessions of these that did not end by themselves, nor with their client or the lease: killed, out of host memory, beyond their share.", "lease")
+	leaseFailed   = desc("lease_sessions_failed_total", "Sessions of the lease that did not end by themselves, nor with their client or the lease: killed, out of host memory, beyond their share.", "lease")
 	leaseBusy     = desc("lease_gpu_seconds_total", "Time for which its sessions kept GPUs busy, as events and NVML's samples say.", "lease")
 	leaseCalls    = desc("lease_calls_total", "Calls of the driver's interface, of all its sessions.", "lease")
 	leaseWaits    = desc("lease_waits_total", "Calls that a client waited for, of all its sessions.", "lease")

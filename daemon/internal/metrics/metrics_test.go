@@ -9,10 +9,14 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/inventory"
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
@@ -157,6 +161,52 @@ func TestNameless(t *testing.T) {
 		if !strings.Contains(text, `policy="`) || !strings.Contains(text, "sluice_session_memory_used_bytes{") {
 			t.Errorf("nameless %v: figures are missing", nameless)
 		}
+	}
+}
+
+// TestLabels: each figure has the labels that its description names, and an answer is compressed.
+func TestLabels(t *testing.T) {
+	s := full()
+	seen := map[string]bool{}
+	ch := make(chan prometheus.Metric, 1<<16)
+	collector{s}.Collect(ch)
+	close(ch)
+	for m := range ch {
+		var out dto.Metric
+		if err := m.Write(&out); err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, l := range out.GetLabel() {
+			names = append(names, l.GetName())
+		}
+		if !slices.IsSorted(names) {
+			t.Errorf("%s: labels %q are not in order", m.Desc(), names)
+		}
+		// A Desc tells its labels by its text alone: {name1,name2}, in the order of desc's arguments.
+		text := m.Desc().String()
+		want := strings.FieldsFunc(text[strings.LastIndex(text, "variableLabels: {")+len("variableLabels: {"):], func(r rune) bool { return r == ',' || r == '}' })
+		slices.Sort(want)
+		if !slices.Equal(names, want) {
+			t.Errorf("%s: labels %q", text, names)
+		}
+		seen[text] = true
+	}
+	if len(seen) < 50 {
+		t.Errorf("%d kinds of figures", len(seen))
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+start(t, s)+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Accept-Encoding", "gzip")
+	answer, err := http.DefaultTransport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if got := answer.Header.Get("Content-Encoding"); got != "gzip" || answer.StatusCode != http.StatusOK {
+		t.Errorf("%s, encoding %q", answer.Status, got)
 	}
 }
 

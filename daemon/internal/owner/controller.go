@@ -5,7 +5,8 @@ package owner
 //
 //	Reserve   for any node; it is then the lease's sponsor, and renews it until the
 //	          node's own daemon does
-//	Release   any lease, and a whole job: the key then names no node
+//	Release   any lease, and a whole job: the key then names no node. A lease that its node has
+//	          claimed is not released by its id alone
 //	List, Reports   all
 //
 // Every other daemon sees and ends the leases of its own node.

@@ -109,6 +109,53 @@ func TestSponsorRenews(t *testing.T) {
 	n.check(true)
 }
 
+// A sponsor takes back what its node has not claimed, by the id alone; what the node has claimed stays, over a crash and without a renewal
+// since, until somebody ends it with its key.
+func TestClaim(t *testing.T) {
+	n := control(newNode(t, "gpu01", 2))
+	reserve := func(node string, epoch uint64) lease.Lease {
+		t.Helper()
+		l, err := n.Reserve(ctx, "ctl", n.sponsored(node, "7", epoch, 0, 50), 0)
+		must(t, err)
+		return l
+	}
+	code(t, n.Claim(ctx, "h1", "none"), lease.Over)
+	l := reserve("h1", 1)
+	code(t, n.Claim(ctx, "h2", l.ID), lease.Over)
+	code(t, n.Claim(ctx, "ctl", l.ID), lease.Over)
+	_, err := n.Renew(ctx, "h1", []string{l.ID}) // which says nothing of a job
+	must(t, err)
+	must(t, n.Release(ctx, "ctl", l.ID, lease.Key{}, "not all"))
+	code(t, n.Claim(ctx, "h1", l.ID), lease.Over)
+	l = reserve("h1", 1)
+	for range 2 {
+		must(t, n.Claim(ctx, "h1", l.ID))
+		code(t, n.Release(ctx, "ctl", l.ID, lease.Key{}, "not all"), lease.Conflict)
+		n.kill()
+		code(t, n.Release(ctx, "ctl", l.ID, lease.Key{}, "not all"), lease.Conflict)
+	}
+	must(t, n.Release(ctx, "h1", l.ID, lease.Key{}, "a part of it has ended"))
+	l = reserve("h1", 2)
+	must(t, n.Claim(ctx, "h1", l.ID))
+	must(t, n.Release(ctx, "ctl", l.ID, l.Request.Key, "released"))
+	code(t, n.Claim(ctx, "h1", l.ID), lease.Over)
+
+	// Both at once: one of them has it.
+	for i := range 50 {
+		l := reserve("h1", uint64(10+i))
+		claimed := make(chan error, 1)
+		go func() { claimed <- n.Claim(ctx, "h1", l.ID) }()
+		released := n.Release(ctx, "ctl", l.ID, lease.Key{}, "not all")
+		if err := <-claimed; (err == nil) == (released == nil) {
+			t.Fatalf("claim: %v, release: %v", err, released)
+		}
+		if released != nil {
+			must(t, n.Release(ctx, "h1", l.ID, l.Request.Key, ""))
+		}
+	}
+	n.check(true)
+}
+
 func TestEndJob(t *testing.T) {
 	n := control(newNode(t, "gpu01", 2))
 	var all []lease.Lease

@@ -73,8 +73,8 @@ func (w *world) attach() {
 		return
 	}
 	for n := range best.grants {
-		var known []string
-		if w.call(h, n, func() { known, _ = n.Renew(ctx, h.name, []string{best.id}) }) != nil || len(known) == 0 {
+		var err error
+		if w.call(h, n, func() { err = n.Claim(ctx, h.name, best.id) }) != nil || err != nil {
 			return
 		}
 	}

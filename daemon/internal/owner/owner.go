@@ -54,6 +54,7 @@ import (
 	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/probe"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc/limit"
+	"github.com/sluice-hpc/sluice/internal/form"
 )
 
 // Devices returns the GPUs as they are now, without what is free of them, and how old that
@@ -511,6 +512,32 @@ func (o *Owner) Renew(_ context.Context, host string, ids []string) ([]string, e
 	o.mu.Unlock()
 	o.point("renew-1-noted")
 	return known, nil
+}
+
+// Claim implements lease.Owner. It is written down: a sponsor's release may come after a restart, and before the host renews
+// the lease again.
+func (o *Owner) Claim(_ context.Context, host, id string) error {
+	o.write.Lock()
+	defer o.write.Unlock()
+	if err := o.sure(); err != nil {
+		return err
+	}
+	e := o.leases[id]
+	if e == nil || e.ending || e.rec.Lease.Host != host || e.rec.Lease.State != lease.Granted {
+		return lease.Errorf(lease.Over, "lease %s of node %s has ended, or never was", form.Name(id), form.Name(host))
+	}
+	rec := e.rec
+	if !rec.Claimed {
+		rec.Claimed = true
+		if err := o.cfg.Ledger.Put(ledger.Leases, id, rec); err != nil {
+			return lease.Errorf(lease.Internal, "lease %s: that its node has it cannot be written: %v", id, err)
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	e.rec, e.attached = rec, true
+	e.renewed, e.said = o.clock.Up(), o.clock.Now()
+	return nil
 }
 
 var _ lease.LocalOwner = (*Owner)(nil)

@@ -42,6 +42,7 @@ type record struct {
 	Deadline time.Duration `json:"deadline,omitempty"`
 	Ending   *ending       `json:"ending,omitempty"`
 	Changes  uint64        `json:"changes,omitempty"` // how often Set has changed it
+	Claimed  bool          `json:"claimed,omitempty"` // its own host has attached it for its job
 	// Began is the boot in which the lease was made. What its sessions counted is lost with that boot.
 	Began string `json:"began,omitempty"`
 }

@@ -141,6 +141,15 @@ func (o *OwnerClient) Renew(ctx context.Context, _ string, ids []string) ([]stri
 	}
 }
 
+// Claim implements lease.Owner. An owner that knows of no claims renews the lease.
+func (o *OwnerClient) Claim(ctx context.Context, _, id string) error {
+	r, err := o.c.Renew(tagged(ctx, o.version), &pb.RenewRequest{Ids: []string{text(id)}, Claim: true})
+	if err == nil && len(r.GetKnown()) == 0 {
+		return lease.Errorf(lease.Over, "owner %s has ended lease %s", o.name, id)
+	}
+	return o.fail(err)
+}
+
 // Release implements lease.Owner.
 func (o *OwnerClient) Release(ctx context.Context, _, id string, key lease.Key, reason string) error {
 	_, err := o.c.Release(tagged(ctx, o.version), &pb.ReleaseRequest{Id: text(id), Key: toKey(key), Reason: text(reason)})

@@ -22,7 +22,7 @@ func toReport(r lease.Report) *pb.Report {
 		Counts: toCounts(r.Counts), Sessions: r.Sessions, GpuTime: toDuration(r.GPUTime),
 		Made: toTime(r.Made), Ended: toTime(r.Ended), Reason: text(r.Reason),
 		Shares: each(r.Shares, toShare), Policy: text(string(r.Policy)), Lend: text(string(r.Lend)),
-		Lost: r.Lost, Failed: r.Failed, Failure: r.Failure,
+		Lost: r.Lost, Failed: r.Failed, Failure: text(r.Failure),
 	}
 }
 

@@ -73,6 +73,12 @@ func (b *book) HeldEverywhere(_ context.Context, host string, q lease.HeldQuesti
 func (b *book) Renew(_ context.Context, host string, ids []string) ([]string, error) {
 	return ids, b.note("renew", host, len(ids))
 }
+func (b *book) Claim(_ context.Context, host, id string) error {
+	if id == "over" {
+		return lease.Errorf(lease.Over, "lease over has ended")
+	}
+	return b.note("claim", host, id)
+}
 func (b *book) Release(_ context.Context, host, id string, key lease.Key, reason string) error {
 	return b.note("release", host, id, key, reason)
 }
@@ -156,6 +162,12 @@ func TestOwner(t *testing.T) {
 	expect(err, "renew", "node01", 2)
 	if !reflect.DeepEqual(ids, []string{"l1", "l2"}) {
 		t.Errorf("%v", ids)
+	}
+	if err := c.Claim(ctx, "node01", "l1"); err != nil {
+		t.Error(err)
+	}
+	if err := c.Claim(ctx, "node01", "over"); code(err) != lease.Over {
+		t.Errorf("a claim of what has ended: %v", err)
 	}
 	if ids, err = c.Renew(ctx, "node01", make([]string, batch+1)); err != nil || len(ids) != batch+1 {
 		t.Errorf("%d, %v", len(ids), err)

@@ -147,8 +147,25 @@ func (s *ownerServer) Renew(ctx context.Context, r *pb.RenewRequest) (*pb.RenewR
 	if n := len(r.GetIds()); n > batch {
 		return nil, toGRPC(lease.Errorf(lease.Invalid, "%d leases in one renewal: at most %d", n, batch))
 	}
+	if r.GetClaim() {
+		return s.claim(ctx, host, r.GetIds())
+	}
 	known, err := s.owner.Renew(ctx, host, r.GetIds())
 	return &pb.RenewReply{Known: each(known, text)}, toGRPC(err)
+}
+
+func (s *ownerServer) claim(ctx context.Context, host string, ids []string) (*pb.RenewReply, error) {
+	if len(ids) != 1 {
+		return nil, toGRPC(lease.Errorf(lease.Invalid, "%d leases in one claim: want one", len(ids)))
+	}
+	switch err := s.owner.Claim(ctx, host, ids[0]); {
+	case err == nil:
+		return &pb.RenewReply{Known: each(ids, text)}, nil
+	case lease.CodeOf(err) == lease.Over:
+		return &pb.RenewReply{}, nil
+	default:
+		return nil, toGRPC(err)
+	}
 }
 
 func (s *ownerServer) Release(ctx context.Context, r *pb.ReleaseRequest) (*pb.ReleaseReply, error) {

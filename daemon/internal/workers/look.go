@@ -4,10 +4,12 @@ package workers
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/remoting/worker/control"
 )
 
 // show returns the present state of a session.
@@ -107,6 +109,10 @@ func (p *Pool) Processes() map[string]map[int]uint64 {
 	return all
 }
 
+// memoryPassed is what the reason of a session begins with that ended because of its host memory: the worker's own, where no control group
+// bounds it, begins so too (remoting/worker/hostmem.go).
+const memoryPassed = "its host memory passed worker.memory_max"
+
 // reason returns why a session ended. failed says that it did not end by itself, nor with its client or its lease.
 func (p *Pool) reason(s *session) (why string, failed bool) {
 	p.mu.Lock()
@@ -119,17 +125,26 @@ func (p *Pool) reason(s *session) (why string, failed bool) {
 	if slot, err := s.l.file.Slot(s.slot); err == nil {
 		own = slot.Reason
 	}
-	if s.proc != nil && s.proc.Cmd.ProcessState != nil {
+	failed = control.IsOverrun(own) || strings.HasPrefix(own, memoryPassed)
+	switch {
+	case s.proc == nil: // an earlier daemon started it, and nobody learns its exit status; one that ends by itself says why
+		switch {
+		case own == "" && p.cg.outOfMemory(s.ID):
+			return "killed by the kernel: " + memoryPassed, true
+		case own == "" && s.open:
+			return "ended without saying why, as one that is killed", true
+		}
+	case s.proc.Cmd.ProcessState != nil:
 		ws := s.proc.Cmd.ProcessState.Sys().(syscall.WaitStatus)
 		switch {
 		case ws.Signaled() && p.cg.outOfMemory(s.ID):
-			return "killed by the kernel: its host memory passed worker.memory_max", true
+			return "killed by the kernel: " + memoryPassed, true
 		case ws.Signaled():
 			return fmt.Sprintf("killed by signal %d (%s)", ws.Signal(), ws.Signal()), true
 		case own == "" && ws.ExitStatus() != 0:
 			return fmt.Sprintf("exit status %d, see the log", ws.ExitStatus()), true
 		}
-		failed = ws.ExitStatus() != 0
+		failed = failed || ws.ExitStatus() != 0
 	}
 	if own == "" {
 		return "ended", false

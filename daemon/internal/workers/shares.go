@@ -302,6 +302,7 @@ func (p *Pool) clearMember(s *session) {
 	if s.Worker.PID == 0 {
 		return
 	}
+	clear(p.readings)
 	for _, g := range s.l.gpus {
 		if b := p.schedules[g]; b != nil {
 			b.Gone(s.Worker.PID, s.Worker.Start)

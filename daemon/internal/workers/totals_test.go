@@ -154,7 +154,7 @@ func TestTotals(t *testing.T) {
 		}
 	}
 	totals(p, 11, 5, 5*time.Second)
-	if sum := p.Total(id); sum.Failed != 2 {
+	if sum := p.Total(id); sum.Failed != 3 || !strings.HasSuffix(sum.Failure, "): ended without saying why, as one that is killed") {
 		t.Errorf("%d sessions failed, with the one that ended with its lease: %s", sum.Failed, sum.Failure)
 	}
 	c2, w := pair(t)

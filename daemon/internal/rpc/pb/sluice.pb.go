@@ -2021,9 +2021,11 @@ func (*ConfirmReply) Descriptor() ([]byte, []int) {
 	return file_daemon_internal_rpc_sluice_proto_rawDescGZIP(), []int{23}
 }
 
+// RenewRequest with claim is about one lease, which its own host has attached for its job.
 type RenewRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ids           []string               `protobuf:"bytes,1,rep,name=ids,proto3" json:"ids,omitempty"`
+	Claim         bool                   `protobuf:"varint,2,opt,name=claim,proto3" json:"claim,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2063,6 +2065,13 @@ func (x *RenewRequest) GetIds() []string {
 		return x.Ids
 	}
 	return nil
+}
+
+func (x *RenewRequest) GetClaim() bool {
+	if x != nil {
+		return x.Claim
+	}
+	return false
 }
 
 type RenewReply struct {
@@ -6318,9 +6327,10 @@ const file_daemon_internal_rpc_sluice_proto_rawDesc = "" +
 	"\bconflict\x18\x02 \x01(\v2\x12.sluice.v1.FailureR\bconflict\" \n" +
 	"\x0eConfirmRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x0e\n" +
-	"\fConfirmReply\" \n" +
+	"\fConfirmReply\"6\n" +
 	"\fRenewRequest\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\tR\x03ids\"\"\n" +
+	"\x03ids\x18\x01 \x03(\tR\x03ids\x12\x14\n" +
+	"\x05claim\x18\x02 \x01(\bR\x05claim\"\"\n" +
 	"\n" +
 	"RenewReply\x12\x14\n" +
 	"\x05known\x18\x01 \x03(\tR\x05known\"Z\n" +

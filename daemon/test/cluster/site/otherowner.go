@@ -54,6 +54,7 @@ func (s strange) Inventory(context.Context) (lease.Inventory, error) {
 
 func (strange) List(context.Context, string) ([]lease.Status, error) { return nil, nil }
 
+func (strange) Claim(context.Context, string, string) error               { return nil }
 func (strange) Renew(context.Context, string, []string) ([]string, error) { return nil, nil }
 
 func (strange) Reports(context.Context, string, string, string) ([]lease.Report, error) {
