@@ -5,6 +5,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 
@@ -119,7 +120,9 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 		return lease.Lease{}, false, err
 	}
 	h.point("attach-3-written")
-	if err := h.openSocket(hd); err != nil {
+	if err := h.openSocket(hd); errors.Is(err, errStopping) {
+		return lease.Lease{}, false, lease.Errorf(lease.Down, "lease %s: %v", best.ID, err)
+	} else if err != nil {
 		err = lease.Errorf(lease.Internal, "lease %s: %v", best.ID, err)
 		h.release(ctx, hd, err.Error(), true)
 		return lease.Lease{}, false, err

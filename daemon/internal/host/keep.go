@@ -66,7 +66,7 @@ func (h *Host) sweep(ctx context.Context) {
 		why string
 	}
 	var ends []end
-	lost := make(map[*held]int)
+	var without []lost
 	var old []name
 	h.mu.Lock()
 	for _, hd := range h.leases {
@@ -74,7 +74,7 @@ func (h *Host) sweep(ctx context.Context) {
 			continue // leases of other nodes are ended by their owners
 		}
 		if h.lostSocket(hd) {
-			lost[hd] = hd.lost
+			without = append(without, lost{hd, hd.rec.Lease.ID, hd.lost})
 		}
 		switch p := hd.rec.Lease.Request.Holder; {
 		case !hd.deadline.IsZero() && now.After(hd.deadline):
@@ -96,8 +96,8 @@ func (h *Host) sweep(ctx context.Context) {
 		}
 	}
 	h.mu.Unlock()
-	for hd, looks := range lost {
-		h.remakeSocket(hd, looks)
+	for _, l := range without {
+		h.remakeSocket(l)
 	}
 	for _, e := range ends {
 		h.wg.Go(func() { h.release(h.base, e.hd, e.why, true) })

@@ -76,14 +76,18 @@ func (h *Host) openSocket(hd *held) error {
 		return err
 	}
 	h.mu.Lock()
-	keep := !h.closed && hd.rec.Phase == granted
-	if keep {
+	closed, live := h.closed, hd.rec.Phase == granted
+	if live && !closed {
 		hd.sock = s
 	}
 	h.mu.Unlock()
-	if !keep {
+	switch {
+	case !live:
 		s.Close()
 		return errLeaseEnded
+	case closed:
+		s.Close()
+		return errStopping
 	}
 	s.Serve()
 	if old != nil {
@@ -92,7 +96,10 @@ func (h *Host) openSocket(hd *held) error {
 	return nil
 }
 
-var errLeaseEnded = errors.New("lease socket: the lease has ended")
+var (
+	errLeaseEnded = errors.New("lease socket: the lease has ended")
+	errStopping   = errors.New("lease socket: the daemon is stopping") // the next one makes the socket
+)
 
 // exists reports whether there is something at a path, or whether that is not known.
 func exists(path string) bool {
@@ -111,17 +118,23 @@ func (h *Host) lostSocket(hd *held) bool {
 	return hd.lost > 1
 }
 
+// lost is a lease without a socket.
+type lost struct {
+	hd    *held
+	id    string
+	looks int // that found none
+}
+
 // remakeSocket makes a lost socket again.
-func (h *Host) remakeSocket(hd *held, looks int) {
-	id := hd.rec.Lease.ID // never changes
-	switch err := h.openSocket(hd); {
+func (h *Host) remakeSocket(l lost) {
+	switch err := h.openSocket(l.hd); {
 	case errors.Is(err, errLeaseEnded):
-		h.removeSocket(id, nil)
-	case err != nil && looks == 2: // the next ones say the same
-		h.log.Error("lease without socket", "lease", id, "error", err)
+		h.removeSocket(l.id, nil)
+	case errors.Is(err, errStopping), err != nil && l.looks > 2: // the later looks' errors are the first one's
 	case err != nil:
+		h.log.Error("lease without socket", "lease", l.id, "error", err)
 	default:
-		h.log.Warn("socket of a lease was gone and has been made again", "lease", id)
+		h.log.Warn("socket of a lease was gone and has been made again", "lease", l.id)
 	}
 }
 

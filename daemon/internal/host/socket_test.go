@@ -269,6 +269,22 @@ func TestSocketRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.wait("the socket is made again", well)
+	// A daemon that stops leaves what the next one needs.
+	s.mu.Lock()
+	s.closed = true
+	hd := s.leases[l.ID]
+	s.mu.Unlock()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	s.remakeSocket(lost{hd, l.ID, 2})
+	if !exists(dir) {
+		t.Error("a daemon that stops has removed the directory of a lease")
+	}
+	s.mu.Lock()
+	s.closed = false
+	s.mu.Unlock()
+	s.wait("the socket is made again", well)
 	if err := s.Release(t.Context(), root, l.ID, lease.Key{}, ""); err != nil {
 		t.Fatal(err)
 	}

@@ -530,7 +530,7 @@ func (o *Owner) Claim(_ context.Context, host, id string) error {
 	if !rec.Claimed {
 		rec.Claimed = true
 		if err := o.cfg.Ledger.Put(ledger.Leases, id, rec); err != nil {
-			return lease.Errorf(lease.Internal, "lease %s: that its node has it cannot be written: %v", id, err)
+			return lease.Errorf(lease.Internal, "claim of lease %s cannot be written: %v", id, err)
 		}
 	}
 	o.mu.Lock()

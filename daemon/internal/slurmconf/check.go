@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,9 +14,9 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/config"
+	"github.com/sluice-hpc/sluice/daemon/internal/identity"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/daemon/internal/slurm"
-	"github.com/sluice-hpc/sluice/internal/form"
 	"github.com/sluice-hpc/sluice/internal/pattern"
 )
 
@@ -39,24 +38,6 @@ type checker struct {
 	out  []rpc.Check
 }
 
-// mungeTime bounds the making of one credential.
-const mungeTime = 5 * time.Second
-
-// mungeWorks makes a credential, as Slurm's commands do first of all. A site without munge has none to try.
-func mungeWorks(ctx context.Context) error {
-	munge, err := exec.LookPath("munge")
-	if err != nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), mungeTime)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, munge, "--no-input").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s: %w: %s", munge, err, form.Name(strings.TrimSpace(string(out))))
-	}
-	return nil
-}
-
 // Check looks at what this node can see of a site: slurm.conf as slurmctld has it, the
 // scripts, and the plug-in. table is nil if the pools cannot be counted now, for the
 // reason why. The findings are in the order of the guide.
@@ -74,8 +55,9 @@ func Check(ctx context.Context, cfg *config.Config, table *Table, why error, s S
 		if errors.Is(err, context.DeadlineExceeded) || strings.Contains(text, "Unable to contact slurm controller") {
 			text = "slurmctld does not answer: " + text
 		}
-		if err := mungeWorks(ctx); err != nil {
-			c.fail("munge", "systemctl restart munge, and see journalctl -u munge", "%v: scontrol cannot say who asks", err)
+		// Slurm's commands ask munge first. Their own error may have come of the end of ctx.
+		if err := identity.MungeWorks(context.WithoutCancel(ctx)); err != nil {
+			c.fail("munge", "systemctl restart munge, and see journalctl -u munge", "%v: scontrol cannot prove who asks", err)
 			text += "; munge, above, may be why"
 		}
 		c.add("slurmctld", rpc.Fail, text, "see that slurmctld runs, and that scontrol works here; slurm.bin and slurm.conf in sluice.yaml say where Slurm is")

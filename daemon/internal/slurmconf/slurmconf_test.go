@@ -432,8 +432,10 @@ func TestMungeIsNamed(t *testing.T) {
 		{`echo "munge: Error: Failed to access \"/run/munge/munge.socket.2\": No such file or directory" >&2; exit 6`, "munge.socket.2"},
 	} {
 		if c.munge != "" {
-			if err := os.WriteFile(filepath.Join(bin, "munge"), []byte("#!/bin/sh\n"+c.munge+"\n"), 0o755); err != nil {
-				t.Fatal(err)
+			for _, name := range []string{"munge", "unmunge"} {
+				if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+c.munge+"\n"), 0o755); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 		found := Check(t.Context(), cfg, &tab, nil, f)

@@ -75,6 +75,9 @@ func TestHostMemory(t *testing.T) {
 			if got := <-ends; !strings.HasPrefix(got, "b ") || !strings.Contains(got, "its host memory passed worker.memory_max") {
 				t.Errorf("end: %s", got)
 			}
+			if sum := p.Total(testLease("b", 0).ID); sum.Failed != 1 || !strings.Contains(sum.Failure, memoryPassed) {
+				t.Errorf("%d sessions failed, the last one of %q", sum.Failed, sum.Failure)
+			}
 			if err := good.activate(0); err != nil {
 				t.Errorf("the other session: %v", err)
 			}

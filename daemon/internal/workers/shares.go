@@ -345,8 +345,8 @@ func (p *Pool) sharesOf(id string) []lease.Share {
 	return out
 }
 
-// readingAge is how old a reading of a schedule may be. Who asks for all leases, as a scrape of the metrics does, has each schedule
-// read once, and not once for each lease.
+// readingAge is how old a reading of a schedule may be. A scrape of the metrics asks for one lease after the other, and all leases of a GPU
+// share a reading then.
 const readingAge = 20 * time.Millisecond
 
 // reading is what the leases have had of a GPU's time.
