@@ -65,25 +65,22 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 	h.mu.Lock()
 	hd := h.keys[n]
 	t, over := h.tombs[n]
+	early := false
 	if hd != nil {
-		l = hd.rec.Lease // a copy: Set changes the record's
+		l, early = hd.rec.Lease, hd.early // a copy: Set changes the record's
 	}
 	h.mu.Unlock()
 	if hd != nil {
 		if len(silent) == 0 && !slices.ContainsFunc(parts, func(p lease.Lease) bool { return p.ID == l.ID }) {
-			h.release(ctx, hd, "its owners no longer have it", true)
+			h.release(ctx, hd, "its owners no longer have it", !early)
 			hd = nil
 		}
 	}
 	if hd != nil && (len(parts) == 0 || parts[0].Request.Key.Incarnation <= l.Request.Key.Incarnation) {
-		switch err := h.claimEarly(ctx, hd, l); {
-		case err == nil:
+		if !early {
 			return l, true, nil
-		case lease.CodeOf(err) != lease.Over:
-			return lease.Lease{}, false, err
 		}
-		h.release(ctx, hd, "a part of it has ended", false)
-		return lease.Lease{}, false, nil
+		return h.claimEarly(ctx, hd, l)
 	}
 	if len(parts) == 0 {
 		if len(silent) > 0 {
@@ -159,21 +156,20 @@ func (h *Host) searchFor(ctx context.Context, key lease.Key, ours func(*lease.Le
 	return parts, silent
 }
 
-// claimEarly claims a lease that was taken over before its Prolog.
-func (h *Host) claimEarly(ctx context.Context, hd *held, l lease.Lease) error {
-	h.mu.Lock()
-	early := hd.early
-	h.mu.Unlock()
-	if !early {
-		return nil
+// claimEarly claims a lease that was taken over before its Prolog. There is none if an owner has ended its part meanwhile.
+func (h *Host) claimEarly(ctx context.Context, hd *held, l lease.Lease) (_ lease.Lease, found bool, _ error) {
+	switch err := h.claim(ctx, l); {
+	case err == nil:
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		hd.early = false
+		return l, true, nil
+	case lease.CodeOf(err) == lease.Over:
+		h.release(ctx, hd, "a part of it has ended", false)
+		return lease.Lease{}, false, nil
+	default:
+		return lease.Lease{}, false, err
 	}
-	if err := h.claim(ctx, l); err != nil {
-		return err
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	hd.early = false
-	return nil
 }
 
 // claim tells the owners of a lease that this node holds it now. The error is Over if one of

@@ -30,7 +30,8 @@ type Owner interface {
 	// tombstone time, so that a late Reserve of it is refused. id may be "" and
 	// the key name the lease. Unknown leases are no error. A sponsor that gives
 	// the id alone takes back what it could not get whole; if the lease's own
-	// host has claimed the lease, it stays, and the error is Conflict.
+	// host has claimed the lease, or got it by itself, it stays, and the error is
+	// Conflict.
 	Release(ctx context.Context, host, id string, key Key, reason string) error
 	// List is every lease whose host is host, "" for all.
 	List(ctx context.Context, host string) ([]Status, error)

@@ -6,7 +6,7 @@ package owner
 //	Reserve   for any node; it is then the lease's sponsor, and renews it until the
 //	          node's own daemon does
 //	Release   any lease, and a whole job: the key then names no node. A lease that its node has
-//	          claimed is not released by its id alone
+//	          claimed, or got by itself, is not released by its id alone
 //	List, Reports   all
 //
 // Every other daemon sees and ends the leases of its own node.

@@ -140,6 +140,11 @@ func TestClaim(t *testing.T) {
 	must(t, n.Release(ctx, "ctl", l.ID, l.Request.Key, "released"))
 	code(t, n.Claim(ctx, "h1", l.ID), lease.Over)
 
+	// The node's own lease, which a controller has only found.
+	own := n.granted("h1", "9", 20)
+	code(t, n.Release(ctx, "ctl", own.ID, lease.Key{}, "not all"), lease.Conflict)
+	must(t, n.Release(ctx, "ctl", own.ID, own.Request.Key, "released"))
+
 	// Both at once: one of them has it.
 	for i := range 50 {
 		l := reserve("h1", uint64(10+i))

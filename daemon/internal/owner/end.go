@@ -34,7 +34,7 @@ func (r *record) why() string {
 // key, and of its earlier incarnations, if the key is given and the lease was granted, or if
 // the key alone is given. A host that takes back a lease of which it got only a part gives the
 // id without the key, and may ask again. A sponsor gets a Conflict for that once the lease's own
-// node has claimed the lease.
+// node has claimed the lease, and for a lease that the node has got by itself.
 func (o *Owner) Release(ctx context.Context, host, id string, key lease.Key, reason string) error {
 	zero := key == (lease.Key{})
 	if id == "" && zero {
@@ -87,8 +87,8 @@ func (o *Owner) release(host, id string, key lease.Key, reason string) (*entry, 
 	if e.ending {
 		return e, nil
 	}
-	if zero && e.rec.Claimed && e.rec.Lease.Host != host {
-		return nil, lease.Errorf(lease.Conflict, "lease %s: its node %s has attached it", e.rec.Lease.ID, e.rec.Lease.Host)
+	if l := &e.rec.Lease; zero && l.Host != host && (e.rec.Claimed || l.Sponsor == "") { // its node has claimed it, or got it by itself
+		return nil, lease.Errorf(lease.Conflict, "lease %s: its node %s has it", l.ID, l.Host)
 	}
 	over := id == "" || !zero && e.rec.Lease.State == lease.Granted
 	o.point("release-0-checked")
