@@ -31,7 +31,7 @@ while read -r line; do
 		mkdir -p "$dst"
 	elif [ "$(field type)" = tree ]; then
 		mkdir -p "$dst"
-		cp "$src"* "$dst"
+		install -m 644 "$src"* "$dst"
 	else
 		install -D -m "$mode" "$src" "$dst"
 	fi

@@ -3,6 +3,7 @@ package recipes
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -302,8 +303,19 @@ func TestClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range list.Contents {
-		if c.Type == "" && c.Packager != "rpm" {
-			want[strings.TrimPrefix(c.Dst, "/usr/")] = c.FileInfo.Mode
+		dst := strings.TrimPrefix(c.Dst, "/usr/")
+		switch {
+		case c.Packager == "rpm":
+		case c.Type == "":
+			want[dst] = c.FileInfo.Mode
+		case c.Type == "tree" && !strings.HasPrefix(c.Src, "STAGE"):
+			files, err := fs.Glob(os.DirFS(filepath.Join("../..", c.Src)), "*")
+			if err != nil || len(files) == 0 {
+				t.Fatalf("%s has no files (%v)", c.Src, err)
+			}
+			for _, name := range files {
+				want[dst+name] = 0o644
+			}
 		}
 		if !strings.HasPrefix(c.Src, "STAGE") && c.Src != "" {
 			if _, err := os.Stat(filepath.Join("../..", c.Src)); err != nil {
