@@ -95,7 +95,7 @@ func (h *Host) obtain(ctx context.Context, p rpc.Peer, r lease.Request) (lease.L
 			return l, err
 		case have.Request.UID != r.UID && (p.UID != 0 || old >= r.Key.Incarnation):
 			err = lease.Errorf(lease.Denied, "job %s has a lease of uid %d", r.Key, have.Request.UID)
-		case old > r.Key.Incarnation:
+		case old > r.Key.Incarnation && !have.Request.SameRun(r):
 			err = lease.Errorf(lease.Over, "job %s: incarnation %d asks, and the later incarnation %d has the lease", r.Key, r.Key.Incarnation, old)
 		case old == r.Key.Incarnation && have.Request.Restart != r.Restart: // two daemons with different clocks gave the same epoch
 			err = lease.Errorf(lease.Over, "job %s: restart %d asks, and restart %d has the lease in the same epoch", r.Key, r.Restart, have.Request.Restart)

@@ -197,6 +197,9 @@ func (a *attempt) confirm(ctx context.Context) error {
 			pt.err = a.h.order(ctx, pt.peer, reserveTime, func(ctx context.Context, o lease.Owner) error {
 				return o.Confirm(ctx, a.h.cfg.Node, a.lease.ID)
 			})
+			if lease.CodeOf(pt.err) == lease.Over && pt.err != nil { // a reservation that ran out; the job may still ask
+				pt.err = lease.Errorf(lease.Conflict, "%v", pt.err)
+			}
 		})
 		if err := worst(a.parts); err != nil {
 			return err

@@ -105,6 +105,34 @@ func TestAllOrNothing(t *testing.T) {
 	}
 }
 
+// A reservation that runs out before it is confirmed, since another owner was slow, is asked for again.
+func TestReservationRunsOut(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "n1")
+	h := w.hosts["n1"]
+	h.cfg.Reserve = 200 * time.Millisecond
+	times := 0
+	w.mu.Lock()
+	w.reserved = func(lease.Lease) bool {
+		w.mu.Lock()
+		times++
+		first := times == 1
+		w.mu.Unlock()
+		if first {
+			time.Sleep(2 * h.cfg.Reserve)
+		}
+		return false
+	}
+	w.mu.Unlock()
+	r := job("7", 0, []string{"n1"}, 100, 100, 100)[0] // more than one owner has
+	r.Key.Incarnation = h.Epoch()
+	if _, _, err := h.Acquire(t.Context(), root, r); err != nil {
+		t.Fatal(err)
+	}
+	if times < 4 {
+		t.Errorf("%d reservations, want two at each owner", times)
+	}
+}
+
 func TestConflictPlacesAnew(t *testing.T) {
 	a := newFake("a", 1)
 	s := newSite(t, a)

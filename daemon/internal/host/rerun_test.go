@@ -65,6 +65,61 @@ func TestSponsoredAndOwn(t *testing.T) {
 	w.wait("one lease for the job", func() bool { return w.have() == "7@n1:b:60" })
 }
 
+// slurmctld repeats its Prolog while the owner of the job's lease is silent: the job has two leases then, of which the sponsor
+// can withdraw the one that the node has not attached, and no other.
+func TestWithdraw(t *testing.T) {
+	w := newTown(t, []string{"a", "b"}, "ctl", "n1")
+	ctl := w.hosts["ctl"]
+	w.sever("ctl", "b", true)
+	w.sponsor(job("7", 0, []string{"n1"}, 60))
+	first := w.attach("n1", "7")
+	w.wait("the sponsor forgets", func() bool { return w.records("ctl") == 0 })
+	w.sever("ctl", "b", false)
+	w.sever("ctl", "a", true)
+	second := w.sponsor(job("7", 0, []string{"n1"}, 60))[0]
+	w.sever("ctl", "a", false)
+	if second.ID == first.ID || w.have() != "7@n1:a:60 7@n1:b:60" {
+		t.Fatalf("leases %s and %s, %q", first.ID, second.ID, w.have())
+	}
+	if ctl.Withdraw(t.Context(), first.ID, "x") || w.hosts["n1"].Withdraw(t.Context(), first.ID, "x") || ctl.Withdraw(t.Context(), "none", "x") {
+		t.Error("a lease is withdrawn by another than its sponsor")
+	}
+	if !ctl.Withdraw(t.Context(), second.ID, "its job has another lease on this node") {
+		t.Error("the second lease is not the controller's")
+	}
+	w.wait("one lease for the job", func() bool { return w.have() == "7@n1:a:60" })
+	if again := w.attach("n1", "7"); again.ID != first.ID {
+		t.Errorf("lease %s, not %s", again.ID, first.ID)
+	}
+	// What the node has attached stays.
+	third := w.sponsor(job("8", 0, []string{"n1"}, 20))[0]
+	w.attach("n1", "8")
+	ctl.Withdraw(t.Context(), third.ID, "x") // true only before the sponsor forgets
+	w.renewed("n1", 2)
+	if again := w.attach("n1", "8"); again.ID != third.ID {
+		t.Errorf("lease %s, not %s", again.ID, third.ID)
+	}
+}
+
+// Clocks differ: a node asks by itself, for a run whose lease has a later incarnation, and is given that lease.
+func TestSameRunEarlierIncarnation(t *testing.T) {
+	w := newTown(t, []string{"a"}, "ctl", "n1")
+	reqs := job("7", 0, []string{"n1"}, 60)
+	reqs[0].Key.Incarnation = w.hosts["n1"].Epoch() + 100000
+	have := w.sponsor(reqs)[0]
+	own := job("7", 0, []string{"n1"}, 60)[0]
+	own.Key.Incarnation = w.hosts["n1"].Epoch()
+	for range 2 { // at the owner, then in the node's own records
+		if l, _, err := w.hosts["n1"].Acquire(t.Context(), root, own); err != nil || l.ID != have.ID {
+			t.Errorf("lease %s, %v; want %s", l.ID, err, have.ID)
+		}
+	}
+	own.Restart, own.Key.Incarnation = 1, w.hosts["n1"].Epoch()
+	if _, _, err := w.hosts["n1"].Acquire(t.Context(), root, own); lease.CodeOf(err) != lease.Over {
+		t.Errorf("another run by an earlier incarnation: %v", err)
+	}
+}
+
 // The end of an earlier run does not meddle with the run that begins at the same time.
 func TestEndSparesLaterRun(t *testing.T) {
 	w := newTown(t, []string{"a"}, "ctl", "n1", "n2")

@@ -152,6 +152,20 @@ func (h *Host) settle(ctx context.Context, reqs []lease.Request) {
 	}
 }
 
+// Withdraw gives back a lease that this daemon has got for another node, because the job has another lease there. The
+// job does not end by it, and a lease that its node has attached stays. It returns false if this daemon is not
+// the sponsor of such a lease.
+func (h *Host) Withdraw(ctx context.Context, id, reason string) bool {
+	h.mu.Lock()
+	hd := h.leases[id]
+	ours := hd != nil && hd.rec.Phase == granted && hd.rec.Lease.Host != h.cfg.Node
+	h.mu.Unlock()
+	if ours {
+		h.release(ctx, hd, reason, false)
+	}
+	return ours
+}
+
 // entrust forgets a lease that its node has attached, or that has ended.
 func (h *Host) entrust(hd *held) {
 	hd.deliver.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -158,6 +159,49 @@ func TestReconcile(t *testing.T) {
 		if _, ok := st.Leases[lease.Key{Cluster: "cluster", Job: id, Node: "n1"}]; !ok {
 			t.Errorf("job %s has lost its lease", id)
 		}
+	}
+}
+
+// Of two leases that the same run of a job has on a node, the one that this daemon sponsors is given back, at the second look.
+func TestDoubled(t *testing.T) {
+	st := jobstest.NewSite()
+	ctl := newRig(t, st)
+	put := func(id, job, node, sponsor string, restart uint32, state lease.State) {
+		r := lease.Request{Key: lease.Key{Cluster: "cluster", Job: job, Node: node, Incarnation: 5}, Restart: restart}
+		st.Extra = append(st.Extra, lease.Status{Lease: lease.Lease{ID: id, State: state, Host: node, Sponsor: sponsor, Request: r}})
+	}
+	put("attached", "1", "n1", "", 0, lease.Granted)
+	put("second", "1", "n1", "ctl", 0, lease.Granted)
+	put("other node", "1", "n2", "ctl", 0, lease.Granted)
+	put("ends", "2", "n1", "", 0, lease.Granted)
+	put("next run", "2", "n1", "ctl", 1, lease.Granted)
+	put("reserved", "3", "n1", "", 0, lease.Reserved)
+	put("granted", "3", "n1", "ctl", 0, lease.Granted)
+	put("at two owners", "4", "n1", "ctl", 0, lease.Granted)
+	put("at two owners", "4", "n1", "ctl", 0, lease.Granted)
+	put("attached twice", "5", "n1", "", 0, lease.Granted)
+	put("attached twice, too", "5", "n1", "", 0, lease.Granted)
+	for job, nodes := range map[string][]string{"1": {"n1", "n2"}, "2": {"n1"}, "3": {"n1"}, "4": {"n1"}, "5": {"n1"}} {
+		j := slurm.JobState{State: "RUNNING", Nodes: nodes}
+		if job == "2" {
+			j.Restarts = 1
+		}
+		ctl.Slurm.Set(slurm.Job{ID: job, JobState: j})
+	}
+	ids := func() (out []string) {
+		for _, l := range st.Extra {
+			out = append(out, l.ID)
+		}
+		return out
+	}
+	all := ids()
+	ctl.Reconcile(t.Context())
+	if !slices.Equal(ids(), all) {
+		t.Fatalf("%q after one look", ids())
+	}
+	ctl.Reconcile(t.Context())
+	if want := slices.DeleteFunc(all, func(id string) bool { return id == "second" }); !slices.Equal(ids(), want) {
+		t.Errorf("%q, want %q", ids(), want)
 	}
 }
 

@@ -31,6 +31,7 @@ type Host interface {
 	jobs.PoolSource
 	Pool(ctx context.Context, p rpc.Peer, name string) ([]rpc.Pool, error)
 	Sponsor(ctx context.Context, reqs []lease.Request) ([]lease.Lease, error)
+	Withdraw(ctx context.Context, id, reason string) bool
 	Refused(k lease.Key, uid uint32, err error, times int)
 	EndJob(ctx context.Context, cluster, job string, nodes []string, upTo uint64, reason string) (unreached []string, err error)
 	Reports(ctx context.Context, cluster, job string) ([]lease.Report, error)
@@ -70,6 +71,7 @@ type Service struct {
 	ends    map[string]jobEnd // by job
 	pending []pendingReport   // reports to be written
 	orphans map[string]string // leases without a job at the last look, by id
+	doubled map[string]bool   // leases whose jobs had another one on the same node at the last look, by id
 	idle    map[string]bool   // leases whose jobs' comments say that they are idle, by id
 	absent  map[string]int    // owners by the number of looks at which they were silent
 	mute    bool              // a warning that reports cannot be written was logged
@@ -86,7 +88,7 @@ func New(cfg Config) (*Service, error) {
 	}
 	s := &Service{
 		cfg: cfg, log: cfg.Log, ends: map[string]jobEnd{}, wake: make(chan struct{}, 1), told: make(chan struct{}, 1),
-		orphans: map[string]string{}, idle: map[string]bool{}, absent: map[string]int{},
+		orphans: map[string]string{}, doubled: map[string]bool{}, idle: map[string]bool{}, absent: map[string]int{},
 	}
 	s.base, s.stop = context.WithCancel(context.Background())
 	if err := s.load(); err != nil {

@@ -48,6 +48,7 @@ func (s *Service) Reconcile(ctx context.Context) {
 	}
 	s.cfg.State.Found("slurm", rpc.OK, fmt.Sprintf("slurmctld answers, with %d jobs", len(running)), "")
 	s.endOrphans(ctx, leases, running)
+	s.withdrawDoubled(ctx, leases)
 	s.commentIdle(leases)
 	if err := s.holdBack(ctx, leases, silent); err != nil {
 		s.log.Warn("licences cannot be compared with the pools", "error", err)
@@ -121,6 +122,53 @@ func (s *Service) endOrphans(ctx context.Context, leases map[string][]lease.Brie
 	s.mu.Lock()
 	s.orphans = now
 	s.mu.Unlock()
+}
+
+// withdrawDoubled gives back what this daemon has got for a node on which the same run of the job had another lease at this look and the
+// one before. That happens when slurmctld repeats its Prolog while the lease's owner is silent, and when a node gets its lease by itself
+// beside this daemon.
+func (s *Service) withdrawDoubled(ctx context.Context, leases map[string][]lease.Brief) {
+	type run struct {
+		job, node string
+		restart   uint32
+	}
+	runs := map[run][]string{}
+	for _, list := range leases {
+		for _, l := range list {
+			k := l.Key
+			if k.Cluster != s.cfg.Cluster || !form.JobID(k.Job).Valid() || l.State != lease.Granted {
+				continue
+			}
+			r := run{k.Job, k.Node, l.Restart}
+			if !slices.Contains(runs[r], l.ID) { // each of its owners has it
+				runs[r] = append(runs[r], l.ID)
+			}
+		}
+	}
+	now := map[string]bool{}
+	s.mu.Lock()
+	before := s.doubled
+	s.doubled = now
+	s.mu.Unlock()
+	for r, ids := range runs {
+		if len(ids) < 2 {
+			continue
+		}
+		again := true
+		for _, id := range ids {
+			again = again && before[id]
+			now[id] = true
+		}
+		if !again {
+			continue
+		}
+		for _, id := range ids {
+			if s.cfg.Host.Withdraw(ctx, id, "its job has another lease on this node") {
+				s.log.Warn("one of two leases of a job on a node is given back", "lease", id, "job", r.job, "node", r.node)
+				break // another stays
+			}
+		}
+	}
 }
 
 // compareConfig compares the values of slurm.conf that have to agree with sluice.yaml.

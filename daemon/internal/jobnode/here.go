@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-hpc/sluice/daemon/internal/lease"
+	"github.com/sluice-hpc/sluice/daemon/internal/ledger"
 	"github.com/sluice-hpc/sluice/daemon/internal/rpc"
 	"github.com/sluice-hpc/sluice/internal/form"
 )
@@ -55,6 +56,7 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 	}
 	s.cfg.State.Found("steps", "", "", "")
 	var over, live []string
+	var seen []note
 	s.mu.Lock()
 	for job, e := range s.jobs {
 		if !e.note.Asks || e.wait != nil {
@@ -64,8 +66,12 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 		here := steps[job]
 		switch {
 		case here.extern:
-			e.seen, e.gone = true, time.Time{}
-		case here.any || !e.seen:
+			e.gone = time.Time{}
+			if !e.note.Seen {
+				e.note.Seen = true
+				seen = append(seen, e.note)
+			}
+		case here.any || !e.note.Seen:
 			e.gone = time.Time{}
 		case e.gone.IsZero():
 			e.gone = now
@@ -74,6 +80,11 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 		}
 	}
 	s.mu.Unlock()
+	for _, n := range seen { // a later daemon has to know, too
+		if err := s.cfg.Ledger.Put(ledger.Notes, jobNote+n.Job, n); err != nil {
+			s.log.Error("that a job was here cannot be written", "job", n.Job, "error", err)
+		}
+	}
 	for _, job := range live {
 		if err := s.cfg.Host.DropParts(s.key(job), s.stepsNow(ctx, job)); err != nil && lease.CodeOf(err) != lease.Over {
 			s.log.Warn("parts of steps that have ended", "job", job, "error", err)

@@ -300,6 +300,71 @@ func TestHere(t *testing.T) {
 	}
 }
 
+// A daemon that has started since knows that a job's extern step was here.
+func TestHereAfterRestart(t *testing.T) {
+	st := jobstest.NewSite()
+	r := newRig(t, st, "n1")
+	dir := filepath.Join(r.Dir, "n1")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	step := filepath.Join(dir, "n1_7.4294967292")
+	if err := os.WriteFile(step, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, job := range []string{"7", "8"} {
+		r.Slurm.Set(jobstest.Job(job))
+		r.prolog(jobstest.RunOf(jobstest.Job(job)), rpc.JobGranted)
+	}
+	now := time.Now()
+	r.Look(t.Context(), now)
+	r.restart("boot-1")
+	if err := os.Remove(step); err != nil {
+		t.Fatal(err)
+	}
+	r.Look(t.Context(), now.Add(time.Hour))
+	r.Look(t.Context(), now.Add(2*time.Hour))
+	if _, ok := st.Leases[lease.Key{Cluster: "cluster", Job: "8", Node: "n1"}]; st.Count() != 1 || !ok {
+		t.Errorf("%v", st.Leases)
+	}
+}
+
+// A lease that the controller has got at an owner that did not answer at first is found before the job is put back into the queue.
+func TestFoundLate(t *testing.T) {
+	st := jobstest.NewSite()
+	r := newRig(t, st, "n1")
+	set := jobstest.Settings
+	set.RoomWait = 10 * time.Second
+	r.State.SetSettings(set)
+	r.Slurm.Set(jobstest.Job("7"))
+	st.Hold = make(chan struct{})
+	st.Refuse = lease.Errorf(lease.NoRoom, "no room")
+	go func() {
+		st.Hold <- struct{}{} // the node has looked, and asks for a lease of its own
+		k := lease.Key{Cluster: "cluster", Job: "7", Node: "n1"}
+		q := lease.Request{Key: k, UID: 1000}
+		q.Key.Incarnation = 5
+		st.Set(func() {
+			st.Leases[k] = lease.Lease{ID: form.NewLeaseID(), Request: q, State: lease.Granted, Host: "n1"}
+			st.Refuse = lease.Errorf(lease.Never, "no GPU is that large")
+		})
+		st.Hold <- struct{}{}
+	}()
+	r.prolog(jobstest.RunOf(jobstest.Job("7")), rpc.JobGranted)
+	if len(st.Refusals) > 0 {
+		t.Errorf("%q", st.Refusals)
+	}
+}
+
+// That an earlier run has ended here, by a clock that was ahead, is no reason to refuse a run that slurmctld says begins.
+func TestEndedAhead(t *testing.T) {
+	st := jobstest.NewSite()
+	r := newRig(t, st, "n1")
+	r.Slurm.Set(jobstest.Job("7"))
+	st.Down = lease.Errorf(lease.Over, "job 7 has ended here")
+	r.prolog(jobstest.RunOf(jobstest.Job("7")), rpc.JobGranted)
+}
+
 // A job whose Prolog never reached the daemon gets what its licences say, if that is all.
 func TestPrologLost(t *testing.T) {
 	r := newRig(t, jobstest.NewSite(), "n1")

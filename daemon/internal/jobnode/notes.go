@@ -21,7 +21,6 @@ const maxEntries = 1 << 14
 type entry struct {
 	note note
 	wait chan struct{} // closed when the answer is there; nil then
-	seen bool          // its extern step was here
 	gone time.Time     // since when nothing of it is here
 }
 
@@ -34,6 +33,7 @@ type note struct {
 	Reason  string         `json:"reason,omitempty"`
 	Asks    bool           `json:"asks"`             // for something of ours, or it is not known
 	Unsure  bool           `json:"unsure,omitempty"` // it is not known
+	Seen    bool           `json:"seen,omitempty"`   // its extern step was here
 	Boot    string         `json:"boot"`
 	At      time.Time      `json:"at"`
 	// What only the Prolog knows of the run, for one that gets its lease later.

@@ -92,15 +92,13 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun,
 	key := s.key(run.Job)
 	l, found, err := s.cfg.Host.Attach(ctx, key)
 	switch {
-	case found && l.Request.UID == run.UID && l.Request.Restart == run.Restart:
+	case found && ours(l, run):
 		n.Outcome, n.Unsure = rpc.JobGranted, false
 		return n
 	case found && l.Request.Restart < run.Restart: // an earlier run's, whose Epilog did not come
 		s.supersede(ctx, &epoch, l)
 	case found: // another job's of that number, or a later run's: this Prolog is stale
-	case err != nil && lease.CodeOf(err) == lease.Over:
-		return refused(n, err)
-	case err != nil:
+	case err != nil: // Over too: slurmctld knows whether it is this run that has ended
 		s.log.Warn("whether the controller has reserved a job's lease is not known", "job", run.Job, "error", err)
 	}
 
@@ -137,6 +135,11 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun,
 		s.supersede(ctx, &epoch, l)
 	}
 	return s.acquire(ctx, n, j, run, epoch, told)
+}
+
+// ours says whether a lease is of this run.
+func ours(l lease.Lease, run rpc.JobRun) bool {
+	return l.Request.UID == run.UID && l.Request.Restart == run.Restart
 }
 
 // supersede ends a lease that is in this run's way, and raises the run's epoch above that
@@ -182,6 +185,16 @@ func (s *Service) acquire(ctx context.Context, n note, j slurm.Job, run rpc.JobR
 		if jobs.MayPass(err) && time.Now().Before(end) && jobs.Pause(ctx, s.cfg.Retry) {
 			continue
 		}
+		if ctx.Err() != nil { // what follows still has to reach owners and Slurm
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(s.base, jobs.SettleTime)
+			defer cancel()
+		}
+		// The room may be taken by what the controller has got for this job, at an owner that did not answer before.
+		if l, found, _ := s.cfg.Host.Attach(ctx, s.key(run.Job)); found && ours(l, run) {
+			n.Outcome = rpc.JobGranted
+			return n
+		}
 		key := s.key(run.Job)
 		key.Incarnation = epoch
 		s.cfg.Host.Refused(key, j.UID, err, times)
@@ -189,11 +202,6 @@ func (s *Service) acquire(ctx context.Context, n note, j slurm.Job, run rpc.JobR
 			return refused(n, err)
 		}
 		// The licences said yes: the pool is fragmented, or an owner is away.
-		if ctx.Err() != nil { // the requeue still has to reach Slurm
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(s.base, jobs.SettleTime)
-			defer cancel()
-		}
 		if !j.Batch || !j.Requeue {
 			return refused(n, fmt.Errorf("%w; Slurm requeues batch jobs only, and of them none with --no-requeue", err))
 		}

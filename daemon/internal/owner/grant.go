@@ -138,7 +138,7 @@ func (o *Owner) tryReserve(l *lease.Lease, ttl time.Duration) (have lease.Lease,
 	if e := o.keys[nameOf(k)]; e != nil {
 		old := e.rec.Lease.Request.Key.Incarnation
 		switch {
-		case k.Incarnation < old:
+		case k.Incarnation < old && !l.Request.SameRun(e.rec.Lease.Request):
 			return lease.Lease{}, nil, lease.Errorf(lease.Over, "job %s: incarnation %d asks, and the later incarnation %d has the lease", k, k.Incarnation, old)
 		case e.ending:
 			return lease.Lease{}, e, nil

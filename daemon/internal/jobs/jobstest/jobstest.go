@@ -174,6 +174,15 @@ func (h *Host) Sponsor(_ context.Context, reqs []lease.Request) ([]lease.Lease, 
 	return out, nil
 }
 
+// Withdraw ends one of Extra that has a sponsor.
+func (h *Host) Withdraw(_ context.Context, id, _ string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := len(h.Extra)
+	h.Extra = slices.DeleteFunc(h.Extra, func(s lease.Status) bool { return s.ID == id && s.Sponsor == h.Node })
+	return len(h.Extra) < n
+}
+
 // Refused notes a refusal in Refusals.
 func (h *Host) Refused(k lease.Key, uid uint32, err error, times int) {
 	h.mu.Lock()
