@@ -2,7 +2,7 @@
 #include "background.h"
 #include "bulk.h"
 #include "ctx.h"
-#include "mapped.h"
+#include "mirror.h"
 #include "peer.h"
 #include "session.h"
 #include "stats.h"
@@ -132,7 +132,7 @@ bool sl_background_copy(const struct sl_copy_in *c)
 	while (g->open && g->copies && g->copies + c->n > COPIES_MOST && !sl_ended())
 		wait_moved(t);
 	/* sl_background_stop waits for what has begun before. */
-	if (!sl_ended() && !atomic_load(&stops) && !sl_mapped_any() && (g->running || (g->running = sl_thread_start(run, t))) && (g->open || sl_bulk_reserve(t))) {
+	if (!sl_ended() && !atomic_load(&stops) && !atomic_load(&sl_mirrors) && (g->running || (g->running = sl_thread_start(run, t))) && (g->open || sl_bulk_reserve(t))) {
 		__atomic_store_n(&g->open, true, __ATOMIC_RELAXED);
 		g->copies += c->n;
 		__atomic_store_n(&g->taken, g->taken + 1, __ATOMIC_RELAXED);

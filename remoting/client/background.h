@@ -4,9 +4,9 @@
  * kept until it has, so the worker gets everything in the order of the calls, and knows nothing of this. A program
  * whose GPU has work goes on submitting more while a copy is on its way; over a slow link that is most of the time.
  *
- * That a host function has ended is not kept, since the GPU waits for it, nor is what the function has written to host memory that kernels
- * reach (mapped.h). If what was written there before were kept, it would come last. So nothing is copied in the background while kernels
- * reach any.
+ * That a host function has ended is not kept, since the GPU waits for it, nor is what the program has written to host memory that kernels
+ * reach and that is compared (mapped.h): it comes before work that was called earlier, as on a GPU that reads the program's own memory.
+ * While memory is mirrored, which may become protected at any time, nothing is copied in the background.
  *
  * The fields of struct sl_background are guarded by the peer's order lock. The thread does not hold it while it writes a copy to the
  * socket. It needs no lock that others hold while they take the order lock, or wait for it.

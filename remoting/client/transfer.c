@@ -111,6 +111,8 @@ CUresult sl_transfer_send(const struct sl_other *o, uint64_t p, size_t n)
 static CUresult merge_there(void *arg)
 {
 	const struct transfer *t = arg;
+	struct sl_thread *own = sl_tls();
+	bool unkept = own->unkept;
 	CUresult err;
 	sl_buf b;
 
@@ -119,7 +121,9 @@ static CUresult merge_there(void *arg)
 	sl_put_bytes(&b, t->mask, t->n / 8);
 	if (t->was)
 		sl_put_bytes(&b, t->was, t->n);
+	own->unkept = true; /* kernels see at once what is written to memory that they reach (background.h) */
 	err = sl_oneway_bulk(CTL_HOST_MERGE, &b, t->bytes, t->n);
+	own->unkept = unkept;
 	sl_buf_free(&b);
 	return err;
 }

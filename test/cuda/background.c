@@ -1,7 +1,7 @@
 /*
  * background [STEPS [MIB]]: copies from page-locked memory that the program does not wait for, and work behind them: copies and fills in the same stream
- * and in another, events, host functions, downloads into the memory that was copied from, memory that is freed or unregistered and changed at once. Every
- * byte is compared. It prints the milliseconds that the calls of STEPS copies and of the work behind them took, and those that all of it took.
+ * and in another, events, host functions, downloads into the memory that was copied from, memory that is freed or unregistered and changed at once, and
+ * a little memory that the GPU reads and writes itself, as cuDNN and cuBLAS have. Every byte is compared. It prints the milliseconds that the calls of STEPS copies and of the work behind them took, and those that all of it took.
  *
  * It needs a C compiler and libcuda.so.1 at run time, no header of NVIDIA's.
  */
@@ -14,7 +14,7 @@
 #define PROGRAM "background"
 #include "plain.h"
 
-enum { BUFFERS = 3, KEEP = 64 << 10 };
+enum { BUFFERS = 3, KEEP = 64 << 10, CELLS = 8 };
 
 static int (*cu_init)(unsigned);
 static int (*cu_retain)(void **, int);
@@ -22,6 +22,7 @@ static int (*cu_set_current)(void *);
 static int (*cu_alloc)(uint64_t *, size_t);
 static int (*cu_free)(uint64_t);
 static int (*cu_host_alloc)(void **, size_t, unsigned);
+static int (*cu_host_address)(uint64_t *, void *, unsigned);
 static int (*cu_host_free)(void *);
 static int (*cu_register)(void *, size_t, unsigned);
 static int (*cu_unregister)(void *);
@@ -41,23 +42,27 @@ static int (*cu_event_query)(void *);
 static int (*cu_ctx_create)(void **, unsigned, int);
 static int (*cu_ctx_destroy)(void *);
 static int (*cu_batch)(uint64_t *, uint64_t *, size_t *, size_t, void *, size_t *, size_t, void *);
+static int (*cu_wait_value)(void *, uint64_t, uint64_t, unsigned);
+static int (*cu_write_value)(void *, uint64_t, uint64_t, unsigned);
 static int (*cu_host_function)(void *, void (*)(void *), void *);
 
 static const struct function functions[] = {
 	{ &cu_init, "cuInit" }, { &cu_retain, "cuDevicePrimaryCtxRetain" }, { &cu_set_current, "cuCtxSetCurrent" },
-	{ &cu_alloc, "cuMemAlloc_v2" }, { &cu_free, "cuMemFree_v2" }, { &cu_host_alloc, "cuMemHostAlloc" }, { &cu_host_free, "cuMemFreeHost" },
+	{ &cu_alloc, "cuMemAlloc_v2" }, { &cu_free, "cuMemFree_v2" }, { &cu_host_alloc, "cuMemHostAlloc" }, { &cu_host_address, "cuMemHostGetDevicePointer_v2" }, { &cu_host_free, "cuMemFreeHost" },
 	{ &cu_register, "cuMemHostRegister_v2" }, { &cu_unregister, "cuMemHostUnregister" }, { &cu_fill, "cuMemsetD8Async" }, { &cu_htod, "cuMemcpyHtoD_v2" }, { &cu_dtoh, "cuMemcpyDtoH_v2" },
 	{ &cu_htod_async, "cuMemcpyHtoDAsync_v2" }, { &cu_dtoh_async, "cuMemcpyDtoHAsync_v2" }, { &cu_dtod_async, "cuMemcpyDtoDAsync_v2" },
 	{ &cu_stream, "cuStreamCreate" }, { &cu_stream_sync, "cuStreamSynchronize" }, { &cu_stream_wait, "cuStreamWaitEvent" }, { &cu_event, "cuEventCreate" },
-	{ &cu_record, "cuEventRecord" }, { &cu_event_sync, "cuEventSynchronize" }, { &cu_event_query, "cuEventQuery" }, { &cu_host_function, "cuLaunchHostFunc" }, { &cu_ctx_create, "cuCtxCreate_v2" }, { &cu_ctx_destroy, "cuCtxDestroy_v2" },
+	{ &cu_record, "cuEventRecord" }, { &cu_event_sync, "cuEventSynchronize" }, { &cu_event_query, "cuEventQuery" }, { &cu_host_function, "cuLaunchHostFunc" }, { &cu_wait_value, "cuStreamWaitValue64_v2" }, { &cu_write_value, "cuStreamWriteValue64_v2" }, { &cu_ctx_create, "cuCtxCreate_v2" }, { &cu_ctx_destroy, "cuCtxDestroy_v2" },
 	{ &cu_batch, "cuMemcpyBatchAsync_v2" },
 };
 
 enum { NOT_READY = 600 };
 
 static void *stream, *other;
+static uint64_t *cell, cells;	/* 2 * CELLS words of page-locked memory, and their device address */
 static size_t n = 8 << 20;
 static double in_calls;	/* of steps */
+static bool went_on;	/* word_for_gpu: before the copies were made */
 
 static double now(void)
 {
@@ -113,10 +118,11 @@ static void expect_device(uint64_t at, uint64_t seed, const char *what)
 /* As a training loop does: buffers in turn, each filled anew once its copy is over, and work behind every copy. */
 static void steps(unsigned count)
 {
-	uint64_t *from[BUFFERS], *back, device, work;
+	uint64_t *from[BUFFERS], *back, *read, device, work, seen;
 	double began;
 	void *copied[BUFFERS];
 
+	CHECK(cu_alloc(&seen, count * sizeof *read));
 	CHECK(cu_alloc(&device, n));
 	CHECK(cu_alloc(&work, count * n));
 	CHECK(cu_host_alloc((void **)&back, n, 0));
@@ -132,8 +138,11 @@ static void steps(unsigned count)
 		if (i >= BUFFERS)
 			CHECK(cu_event_sync(copied[k]));
 		fill(from[k], i);
+		cell[i % CELLS] = word(i, 0);
 		began = now();
 		copy(device, from[k], n);
+		CHECK(cu_dtod_async(seen + i * sizeof *read, cells + i % CELLS * sizeof *read, sizeof *read, stream));
+		CHECK(cu_dtod_async(cells + (CELLS + i % CELLS) * sizeof *read, device, sizeof *read, stream));
 		CHECK(cu_record(copied[k], stream));
 		CHECK(cu_stream_wait(other, copied[k], 0));
 		for (int part = 0; part < 4; part++)
@@ -147,8 +156,18 @@ static void steps(unsigned count)
 	CHECK(cu_dtoh_async(back, work + (count - 1) * n, n, stream));
 	CHECK(cu_stream_sync(stream));
 	expect(back, count - 1, "the last step");
-	for (unsigned i = 0; i < count; i++)
+	read = malloc(count * sizeof *read);
+	CHECK(cu_dtoh(read, seen, count * sizeof *read));
+	for (unsigned i = 0; i < count; i++) {
 		expect_device(work + i * n, i, "a step");
+		if (read[i] != word(i, 0) || (i + CELLS >= count && cell[CELLS + i % CELLS] != word(i, 0))) {
+			fprintf(stderr, PROGRAM ": step %u: the GPU read %llx from host memory, and the program reads %llx\n", i,
+				(unsigned long long)read[i], (unsigned long long)cell[CELLS + i % CELLS]);
+			exit(1);
+		}
+	}
+	free(read);
+	CHECK(cu_free(seen));
 	for (int i = 0; i < BUFFERS; i++)
 		CHECK(cu_host_free(from[i]));
 	CHECK(cu_host_free(back));
@@ -163,6 +182,7 @@ static void change(void *arg)
 	struct turn *t = arg;
 
 	fill(t->p, t->seed);
+	cell[0] = t->seed;
 }
 
 /* The memory is changed in the stream's order: by a host function, by a download, by a fill. */
@@ -176,14 +196,20 @@ static void changed_in_order(void)
 	CHECK(cu_alloc(&two, n));
 	CHECK(cu_alloc(&three, n));
 	fill(from, 1);
+	cell[0] = 1;
 	copy(one, from, n);
 	t = (struct turn){ from, 2 };
 	CHECK(cu_host_function(stream, change, &t));
+	CHECK(cu_dtod_async(cells + sizeof *cell, cells, sizeof *cell, stream));
 	copy(two, from, n);
 	CHECK(cu_dtoh_async(from, one, n, stream));
 	copy(three, from, n);
 	CHECK(cu_dtoh_async(from, two, n, stream));
 	CHECK(cu_stream_sync(stream));
+	if (cell[1] != 2) {
+		fprintf(stderr, PROGRAM ": the GPU read %llu behind a host function that had written 2\n", (unsigned long long)cell[1]);
+		exit(1);
+	}
 	expect(from, 2, "a download");
 	expect_device(one, 1, "before a host function");
 	expect_device(two, 2, "behind a host function");
@@ -191,6 +217,32 @@ static void changed_in_order(void)
 	CHECK(cu_free(one));
 	CHECK(cu_free(two));
 	CHECK(cu_free(three));
+	CHECK(cu_host_free(from));
+}
+
+/* Work that waits for a word of the program's goes on when the program writes it, and not only when the copies before have been sent. */
+static void word_for_gpu(void)
+{
+	uint64_t *from, device;
+	void *copied;
+
+	CHECK(cu_host_alloc((void **)&from, n, 0));
+	CHECK(cu_alloc(&device, n));
+	CHECK(cu_event(&copied, 0));
+	fill(from, 1);
+	cell[2] = cell[3] = 0;
+	CHECK(cu_wait_value(other, cells + 2 * sizeof *cell, 1, 0));
+	CHECK(cu_write_value(other, cells + 3 * sizeof *cell, 1, 0));
+	for (int i = 0; i < 3; i++)
+		copy(device, from, n);
+	CHECK(cu_record(copied, stream));
+	cell[2] = 1;
+	while (!__atomic_load_n(&cell[3], __ATOMIC_ACQUIRE))
+		nanosleep(&(struct timespec){ 0, 100000 }, NULL);
+	went_on = cu_event_query(copied) == NOT_READY;
+	CHECK(cu_stream_sync(stream));
+	CHECK(cu_stream_sync(other));
+	CHECK(cu_free(device));
 	CHECK(cu_host_free(from));
 }
 
@@ -333,6 +385,8 @@ int main(int argc, char **argv)
 	CHECK(cu_init(0));
 	CHECK(cu_retain(&ctx, 0));
 	CHECK(cu_set_current(ctx));
+	CHECK(cu_host_alloc((void **)&cell, 2 * CELLS * sizeof *cell, 0));
+	CHECK(cu_host_address(&cells, cell, 0));
 	waits(NULL);
 	CHECK(cu_stream(&stream, 1));
 	CHECK(cu_stream(&other, 1));
@@ -343,8 +397,9 @@ int main(int argc, char **argv)
 	batch();
 	context_ends(ctx);
 	changed_in_order();
+	word_for_gpu();
 	memory_goes();
 	events();
-	printf("{\"calls_ms\": %.1f, \"all_ms\": %.1f}\n", in_calls, all);
+	printf("{\"calls_ms\": %.1f, \"all_ms\": %.1f, \"went_on\": %s}\n", in_calls, all, went_on ? "true" : "false");
 	return 0;
 }

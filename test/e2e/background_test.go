@@ -45,6 +45,7 @@ func TestBackground(t *testing.T) {
 			var took struct {
 				Calls float64 `json:"calls_ms"`
 				All   float64 `json:"all_ms"`
+				On    bool    `json:"went_on"`
 			}
 			if r.status != 0 || r.stderr != "" || json.Unmarshal([]byte(r.stdout), &took) != nil {
 				t.Fatalf("status %d\nstdout: %s\nstderr: %s", r.status, r.stdout, tail(r.stderr, 20))
@@ -61,6 +62,9 @@ func TestBackground(t *testing.T) {
 			}
 			if c.rate == "1G" && took.Calls > took.All/4 {
 				t.Errorf("the calls of the copies, and of what is behind them, took %.1f of %.1f ms", took.Calls, took.All)
+			}
+			if c.rate == "1G" && !took.On {
+				t.Error("work of another stream that waits for a word in host memory went on only after the copies")
 			}
 			w.healthy()
 		})
