@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 enum { SL_PIECE_PART = (64 << 10) + 8 };	/* bytes that are compared at a time, in whole words of 8 bytes */
 
@@ -30,6 +31,14 @@ struct sl_part {
 /* Fills in a piece; false if there is no memory for it. Fresh memory holds zeroes; of any other, each byte counts as changed. */
 bool sl_piece_init(struct sl_piece *p, uint64_t at, size_t n, bool fresh);
 void sl_piece_free(struct sl_piece *p);
+
+/* Reports whether the program has changed nothing. The other side may make changes meanwhile: a byte that is found equal then is so on both sides. */
+static inline bool sl_piece_same(const struct sl_piece *p)
+{
+	const uint64_t *live = (const uint64_t *)(uintptr_t)p->lo, *equal = (const uint64_t *)(const void *)p->equal;
+
+	return p->hi - p->lo == 8 ? *live == *equal : !memcmp(live, equal, p->hi - p->lo);
+}
 
 /* Finds what the program has changed in a part, which is equal from then on. Reports whether that is anything. */
 bool sl_piece_take(const struct sl_piece *p, struct sl_part *t);
