@@ -102,7 +102,8 @@ static CUresult in(CUdeviceptr dst, const void *src, size_t n, CUstream s, bool 
 	if (err)
 		return err;
 	sl_pointers(src, n);
-	stream = sl_stream_id_copying(s, &err);
+	/* What goes to host memory that kernels reach is not there for the program once it has left. */
+	stream = __builtin_expect(sl_mapped_is_twin(dst), 0) ? sl_stream_id(s, &err) : sl_stream_id_copying(s, &err);
 	if (!err)
 		err = sl_staged_in(dst, src, n, stream, &done);
 	if (err || done)

@@ -325,7 +325,7 @@ static bool only_copies(CUstream h)
 	struct sl_stream *s = sl_stream_of(h, &err);
 	struct sl_mark *direct;
 
-	if (err || sl_sessions > 1 || sl_error_pending() || sl_capturing_any() || sl_ipc_any() || sl_mapped_any() || atomic_load(&ctx_waits))
+	if (err || sl_sessions > 1 || sl_error_pending() || sl_capturing_any() || sl_ipc_any() || atomic_load(&ctx_waits))
 		return false;
 	if (!s)
 		return copies_alone(&sl_tls()->cur->legacy);

@@ -12,7 +12,8 @@ package worker
 //
 // A blocking copy in the default stream of a program without non-blocking streams is not waited for either, and may stand behind
 // other work. Only non-blocking streams and contexts that are made later are not ordered behind it; the first of them waits for its event.
-// That is recorded when the first operation comes that is no such copy: one event is enough for many copies in a row.
+//
+// The event is recorded when the first operation comes that is no small copy to the same stream: one is enough for many copies in a row.
 //
 // All of it is the executor's own.
 
@@ -42,11 +43,13 @@ type arrival struct {
 type arrivals struct {
 	list []arrival
 	now  int // of list, those that concern the next operation
-	// noted is the stream of a blocking copy behind which no event is recorded yet.
-	noted     bool
-	notedID   uint32
-	notedReal uint64
-	notedCtx  uint64
+	// noted is the stream of copies behind which no event is recorded yet.
+	noted      bool
+	notedID    uint32
+	notedHdr   uint32 // the context of the frame
+	notedReal  uint64
+	notedCtx   uint64
+	notedLater bool // for what is made later only
 }
 
 // arrivedOps are the operations that need not wait for what has arrived, beside those that say which stream they are
@@ -65,6 +68,9 @@ var arrivedOps = map[uint16]bool{
 // give notes the stream that the current operation is given to, and makes it wait for what has arrived in others.
 func (s *session) give(id uint32) {
 	s.given = id
+	if a := &s.arrived; a.noted && !a.notedLater && (id != a.notedID || s.hdr.Ctx != a.notedHdr) {
+		s.recordNoted()
+	}
 	if s.arrived.now > 0 {
 		s.orderBehindArrived(id)
 	}
@@ -78,8 +84,14 @@ func (s *session) beforeOp(op uint16) {
 }
 
 func (s *session) beforeOpConcerned(op uint16) {
-	if op == wire.OpCopyIn || op == wire.OpCopyInCompressed || op == wire.OpCopyInBulk || op == wire.OpCopyInStored || op == wire.OpContentKeep {
-		return // which says where it belongs
+	switch op {
+	case wire.OpCopyIn, wire.OpCopyInCompressed, wire.OpCopyInBulk, wire.OpCopyInStored, wire.OpContentKeep, wire.OpArrived:
+		// It says where it belongs. The program may go on without waiting for a large copy, and so do other streams.
+		if s.arrived.notedLater || op == wire.OpArrived || op == wire.OpCopyIn && s.hdr.Size <= wire.CopyInSize+smallCopy {
+			return
+		}
+		s.recordNoted()
+		return
 	}
 	s.recordNoted()
 	if s.arrived.now > 0 && !arrivedOps[op] && !givenOps[op] {
@@ -96,24 +108,25 @@ func (s *session) arrivedFrame(p []byte) int32 {
 		return s.malformed()
 	}
 	s.given = m.Stream
-	stream, _, rc := s.copyTarget(m.Stream)
+	stream, ctx, rc := s.copyTarget(m.Stream)
 	if rc != 0 {
 		return rc
 	}
-	s.arrive(m.Stream, stream, m.Later != 0)
+	s.noteArrived(m.Stream, stream, ctx, m.Later != 0)
 	if len(s.captures) > 0 { // whose streams must not wait for the event
 		s.awaitArrived(true)
 	}
 	return 0
 }
 
-// noteArrived is for a blocking copy in a stream, which the client has not waited for.
-func (s *session) noteArrived(id uint32, stream, ctx uint64) {
+// noteArrived notes that what was copied in a stream of the current context so far is to be taken as arrived. later is for a blocking copy, which may
+// stand behind other work.
+func (s *session) noteArrived(id uint32, stream, ctx uint64, later bool) {
 	a := &s.arrived
-	if a.noted && (a.notedCtx != ctx || a.notedReal != stream) {
+	if a.noted && (a.notedCtx != ctx || a.notedReal != stream || a.notedLater != later) {
 		s.recordNoted()
 	}
-	a.noted, a.notedID, a.notedReal, a.notedCtx = true, id, stream, ctx
+	a.noted, a.notedID, a.notedHdr, a.notedReal, a.notedCtx, a.notedLater = true, id, s.hdr.Ctx, stream, ctx, later
 }
 
 func (s *session) recordNoted() {
@@ -123,17 +136,11 @@ func (s *session) recordNoted() {
 		if a.notedID != legacyStream {
 			at, blocking = s.placeOf(a.notedID)
 		}
-		s.arriveAt(arrival{at: at, blocking: blocking, later: true}, a.notedReal)
+		s.arrive(arrival{at: at, blocking: blocking, later: a.notedLater}, a.notedReal)
 	}
 }
 
-// arrive notes that what was copied in a stream of the current context so far is to be taken as arrived.
-func (s *session) arrive(id uint32, stream uint64, later bool) {
-	at, blocking := s.placeOf(id)
-	s.arriveAt(arrival{at: at, blocking: blocking, later: later}, stream)
-}
-
-func (s *session) arriveAt(n arrival, stream uint64) {
+func (s *session) arrive(n arrival, stream uint64) {
 	a := &s.arrived
 	if !n.later {
 		s.failures.spread(n.at, n.blocking)

@@ -79,6 +79,18 @@ func TestArrived(t *testing.T) {
 				t.Errorf("synchronize: %d", r.result)
 			}
 			k.expect("filled in another stream", k.copyOut(at, 64, other, 1), bytes.Repeat([]byte{9}, 64))
+			// Copies in a row, each taken as arrived, and one in another stream behind them.
+			hold(c.from)
+			for i := range byte(20) {
+				k.copyIn(at, c.from, bytes.Repeat([]byte{i}, 64))
+				k.arrived(c.from, 0)
+			}
+			k.copyIn(at, other, fresh)
+			k.arrived(other, 0)
+			k.expect("copied in another stream", k.copyOut(at, 64, c.from, 1), fresh)
+			k.copyIn(at, c.from, bytes.Repeat([]byte{8}, 64))
+			k.arrived(c.from, 0)
+			k.expect("copied last", k.copyOut(at, 64, other, 1), bytes.Repeat([]byte{8}, 64))
 		})
 	}
 }

@@ -218,7 +218,7 @@ func (s *session) copyPart(m *wire.CopyInBulk, buf []byte) (ev, ctx uint64, rc i
 	}
 	s.give(m.Stream)
 	if m.Last != 0 {
-		defer s.noteArrived(m.Stream, stream, ctx)
+		defer s.noteArrived(m.Stream, stream, ctx, true)
 	}
 	s.bulk.register()
 	w := s.copyBegins(wire.SpanCopyIn, m.Stream, ctx, stream)

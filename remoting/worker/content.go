@@ -210,7 +210,7 @@ func (s *session) copyInStored() int32 {
 	}
 	s.give(m.Stream)
 	if m.Last != 0 {
-		defer s.noteArrived(m.Stream, stream, ctx)
+		defer s.noteArrived(m.Stream, stream, ctx, true)
 	}
 	atomic.AddUint64(&s.compressed.counts.Bytes, uint64(m.Size))
 	atomic.AddUint64(&s.compressed.counts.Sent, wire.CopyInStoredSize)

@@ -243,7 +243,7 @@ func (s *session) copyIn(f *source, m *wire.CopyIn) (int32, error) {
 	}
 	s.give(m.Stream)
 	if m.Last != 0 {
-		defer s.noteArrived(m.Stream, stream, ctx)
+		defer s.noteArrived(m.Stream, stream, ctx, true)
 	}
 	in := &s.in
 	for n := f.left(); n > 0; n = f.left() {

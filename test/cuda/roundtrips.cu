@@ -8,6 +8,7 @@
  *	managed, mapped		256 KiB of such memory that the program writes, a kernel adds, and the program reads
  *	corner			the same with 4 MiB of managed memory, of which the program reads all for ten rounds and then one word
  *	upload			nine times a word to the device and a wait, in the thread's stream, as llama.cpp does for a token, then a kernel in another
+ *	library			the same beside a word of host memory that kernels reach, as cuDNN and cuBLAS have; then a word to that memory, which the program reads
  *	blocking		a blocking copy of a word to the device, and a kernel in a stream that is not ordered behind it
  *	behind			a kernel, a word to the device behind it and a wait: that one has something to wait for
  *	allocate		memory of two sizes, allocated and freed, plainly and in a stream's order
@@ -93,6 +94,22 @@ static void upload(const char *what, float *words, cudaStream_t s)
 	}
 }
 
+static void library(float *words, cudaStream_t s)
+{
+	float *own, *there, v = 3;
+
+	CHECK(cudaHostAlloc(&own, sizeof *own, cudaHostAllocMapped));
+	CHECK(cudaHostGetDevicePointer(&there, own, 0));
+	upload("upload", words, s);
+	CHECK(cudaMemcpyAsync(there, &v, sizeof v, cudaMemcpyHostToDevice, s));
+	CHECK(cudaStreamSynchronize(s));
+	REQUIRE(*(volatile float *)own == v, "the program reads %g", *own);
+	CHECK(cudaMemcpy(there, words, sizeof v, cudaMemcpyDeviceToDevice));
+	v = 4;
+	CHECK(cudaMemcpy(there, &v, sizeof v, cudaMemcpyHostToDevice));
+	REQUIRE(*(volatile float *)own == v, "after a blocking copy the program reads %g", *own);
+}
+
 static void limits(void)
 {
 	for (int i = 0; i < rounds; i++) {
@@ -151,7 +168,7 @@ int main(int argc, char **argv)
 
 	CHECK(cudaMalloc(&d, rounds * sizeof *d));
 	CHECK(cudaMemset(d, 0, rounds * sizeof *d));
-	if (!strcmp(what, "upload") || !strcmp(what, "blocking"))
+	if (!strcmp(what, "upload") || !strcmp(what, "library") || !strcmp(what, "blocking"))
 		CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
 	else
 		CHECK(cudaStreamCreate(&s));
@@ -161,6 +178,8 @@ int main(int argc, char **argv)
 		item(!strcmp(what, "pinned"), d, s);
 	else if (!strcmp(what, "upload") || !strcmp(what, "blocking") || !strcmp(what, "behind"))
 		upload(what, d, s);
+	else if (!strcmp(what, "library"))
+		library(d, s);
 	else if (!strcmp(what, "questions"))
 		questions(d, s);
 	else if (!strcmp(what, "limits"))

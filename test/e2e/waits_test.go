@@ -75,6 +75,7 @@ func TestRoundTrips(t *testing.T) {
 		{"pinned", map[string]int{"cuStreamSynchronize": 100}},
 		// A tenth of the rounds reads the word and waits for the device.
 		{"upload", map[string]int{"cuMemcpyDtoHAsync_v2": 10, "cuCtxSynchronize": 10}},
+		{"library", map[string]int{"cuMemcpyDtoHAsync_v2": 10, "cuCtxSynchronize": 10, "cuMemHostGetDevicePointer_v2": 1, "cuStreamSynchronize": 1, "cuMemcpyDtoD_v2": 1, "cuMemcpyHtoD_v2": 1}},
 		{"blocking", map[string]int{"cuMemcpyDtoHAsync_v2": 10, "cuCtxSynchronize": 10}},
 		{"behind", map[string]int{"cuMemcpyDtoHAsync_v2": 10, "cuCtxSynchronize": 10, "cuStreamSynchronize": 100}},
 		{"questions", map[string]int{"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": 4}},
