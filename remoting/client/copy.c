@@ -76,6 +76,11 @@ CUresult sl_copy_source_ready(const void *p, size_t n)
 	return err ? err : sl_delivery_wait_range(p, n);
 }
 
+CUresult sl_copy_blocks(CUstream s)
+{
+	return sl_deliveries_open() || sl_mapped_any() ? sl_cuStreamSynchronize(s) : CUDA_SUCCESS;
+}
+
 struct linear {
 	CUdeviceptr dev;
 	void *host;
@@ -370,6 +375,9 @@ static CUresult copy_read(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s
 	if (to.place == SL_LOCKED && from.place == SL_DEVICE && sl_mapped_share(dst, n, n >= SHARED_MIN, &there))
 		return out_shared((void *)(uintptr_t)dst, there, from.p, n, s, wait);
 	if (to.place == SL_DEVICE) {
+		err = wait && from.place != SL_DEVICE ? sl_copy_blocks(s) : CUDA_SUCCESS;
+		if (err)
+			return err;
 		later = !read && from.place == SL_LOCKED && n <= from.room;
 		err = from.place == SL_DEVICE ? on_device(to.p, from.p, n, s) :
 						in(to.p, (const void *)(uintptr_t)src, n, s, later, wait, &marked);
@@ -390,12 +398,9 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s, boo
 	return copy_read(dst, src, n, s, wait, wait, wants);
 }
 
-/* CUDA's blocking copy waits for the stream first. A program can observe that only if work in the stream may change host memory. */
 CUresult sl_cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t n, CUstream ds)
 {
-	CUresult err = sl_deliveries_open() || sl_mapped_any() ? sl_cuStreamSynchronize(ds) : CUDA_SUCCESS;
-
-	return err ? err : copy(dst, (uintptr_t)src, n, ds, true, DST_DEVICE);
+	return copy(dst, (uintptr_t)src, n, ds, true, DST_DEVICE);
 }
 
 CUresult sl_cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, CUstream hStream)

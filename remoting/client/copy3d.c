@@ -353,7 +353,12 @@ static CUresult copy(const CUDA_MEMCPY3D *p, CUstream s, bool wait)
 			return err;
 		if (c.srcMemoryType != CU_MEMORYTYPE_HOST)
 			return out(&c, s, wait);
-		err = c.dstMemoryType == CU_MEMORYTYPE_HOST ? on_host(&c, s, wait) : in(&c, s);
+		if (c.dstMemoryType == CU_MEMORYTYPE_HOST) {
+			err = on_host(&c, s, wait);
+		} else {
+			err = wait ? sl_copy_blocks(s) : CUDA_SUCCESS;
+			err = err ? err : in(&c, s);
+		}
 	}
 	/* The program may tell another process of the data as soon as this call returns. */
 	twin = twin || (c.srcMemoryType == CU_MEMORYTYPE_HOST && sl_ipc_any());

@@ -111,10 +111,11 @@ void sl_piece_change(struct sl_piece *p, uint64_t from, uint64_t to, const uint8
 			if (!bits || turn_of(mask, k, n, p->last, first + k, all) != turn)
 				continue;
 			memcpy(&v, bytes + 8 * k, 8);
-			put_word(from + 8 * k, v, bits);
+			/* First this: what the program writes as soon as it sees the word differs from it (sl_piece_same). */
 			for (unsigned i = 0; i < 8; i++)
 				if (bits >> i & 1)
 					equal[i] = bytes[8 * k + i];
+			put_word(from + 8 * k, v, bits);
 		}
 	memset(p->last + p->last_from, 0, p->last_to - p->last_from);
 	for (size_t k = 0; k < n; k++)

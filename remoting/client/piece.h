@@ -32,7 +32,10 @@ struct sl_part {
 bool sl_piece_init(struct sl_piece *p, uint64_t at, size_t n, bool fresh);
 void sl_piece_free(struct sl_piece *p);
 
-/* Reports whether the program has changed nothing. The other side may make changes meanwhile: a byte that is found equal then is so on both sides. */
+/*
+ * Reports whether the program has changed nothing. Meanwhile sl_piece_change may run: it sets equal first, so that memory which the program has written
+ * since differs from it.
+ */
 static inline bool sl_piece_same(const struct sl_piece *p)
 {
 	const uint64_t *live = (const uint64_t *)(uintptr_t)p->lo, *equal = (const uint64_t *)(const void *)p->equal;

@@ -355,7 +355,7 @@ static bool try_until(struct sl_peer *t, int64_t deadline, const char *grace)
 		if (!rc)
 			return go_on(t, &answer);
 		if (rc == SL_DENIED) {
-			snprintf(why, sizeof why, "the connection to %s was lost, and the session has ended: %s", r->owner, reason);
+			snprintf(why, sizeof why, "the connection to %s was lost, and the session has ended%s%s", r->owner, *reason ? ": " : "", reason);
 			sl_die(CUDA_ERROR_DEVICE_UNAVAILABLE, why);
 			return false;
 		}

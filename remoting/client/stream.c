@@ -23,6 +23,7 @@
 #include "gen.h"
 #include "green.h"
 #include "handles.h"
+#include "hostfn.h"
 #include "ipc.h"
 #include "mapped.h"
 #include "peer.h"
@@ -292,10 +293,13 @@ struct sl_mark *sl_stream_mark(CUstream h, struct sl_ctx **ctx)
 
 /* --- copies that are taken as arrived --- */
 
+/* The stream's copies have left this process. */
 static CUresult send_arrived(CUstream h, bool later)
 {
+	struct sl_thread *own = sl_tls();
 	CUresult err = CUDA_SUCCESS;
 	uint32_t id = sl_stream_id_only(h, &err);
+	bool unkept = own->unkept;
 	sl_buf b;
 
 	if (err)
@@ -303,7 +307,9 @@ static CUresult send_arrived(CUstream h, bool later)
 	sl_buf_init(&b);
 	sl_route(&b, SL_STREAM, h);
 	sl_put(&b, struct wire_arrived, .stream = id, .later = later);
+	own->unkept = true; /* it stands before what the program writes to memory that kernels reach, whatever copies other threads have begun since (background.h) */
 	err = sl_oneway(CTL_ARRIVED, &b);
+	own->unkept = unkept;
 	sl_buf_free(&b);
 	return err;
 }
@@ -326,6 +332,9 @@ static bool only_copies(CUstream h)
 	struct sl_mark *direct;
 
 	if (err || sl_sessions > 1 || sl_error_pending() || sl_capturing_any() || sl_ipc_any() || atomic_load(&ctx_waits))
+		return false;
+	/* Work that the worker has already may wait for a word in memory that it shares, or for a host function; the copies must be there before the program sets it on. */
+	if (atomic_load_explicit(&sl_mapped_reached, memory_order_relaxed) || sl_hostfns_open() || sl_hostfns_in_graphs())
 		return false;
 	if (!s)
 		return copies_alone(&sl_tls()->cur->legacy);

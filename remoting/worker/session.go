@@ -201,6 +201,7 @@ func (s *session) run() error {
 				}
 			}
 		} else if rc != 0 {
+			s.recordNoted() // a copy that fails is not among those that are taken as arrived
 			s.failed(s.hdr.Op, rc)
 		}
 	}

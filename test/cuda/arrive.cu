@@ -111,6 +111,84 @@ static void rounds(cudaStream_t copying, cudaStream_t looking, int n)
 	CHECK(cudaFree(count));
 }
 
+static void wait_for(void *go)
+{
+	while (!__atomic_load_n((int *)go, __ATOMIC_ACQUIRE))
+		std::this_thread::yield();
+}
+
+/*
+ * Work that the GPU has before the copies waits for the program to set it on: by a word in memory that both reach, alone or in a block of so many bytes,
+ * or, if there is none, by the end of a host function. The program does that when it has waited for the copies.
+ */
+static void set_on(cudaStream_t copying, cudaStream_t waiting, size_t block)
+{
+	std::vector<unsigned> h(SMALL);
+	unsigned *d, *count, *word, *wrong;
+	void *there;
+	int go;
+
+	CHECK(cudaMalloc(&d, SMALL * sizeof *d));
+	CHECK(cudaMalloc(&count, sizeof *count));
+	CHECK(cudaMemset(count, 0, sizeof *count));
+	CHECK(cudaMallocHost(&wrong, sizeof *wrong));
+	if (block) {
+		CHECK(cudaHostAlloc(&word, block, cudaHostAllocMapped));
+		CHECK(cudaHostGetDevicePointer(&there, word, 0));
+		*word = 0;
+	}
+	CHECK(cudaDeviceSynchronize());
+	for (unsigned r = 1; r <= 200; r++) {
+		__atomic_store_n(&go, 0, __ATOMIC_RELAXED);
+		if (block)
+			DRIVER(CU(cuStreamWaitValue32)(waiting, (CUdeviceptr)there, r, CU_STREAM_WAIT_VALUE_GEQ));
+		else
+			CHECK(cudaLaunchHostFunc(waiting, wait_for, &go));
+		arrive_count<<<1, 256, 0, waiting>>>(d, SMALL, r, count);
+		CHECK(cudaMemcpyAsync(wrong, count, sizeof *wrong, cudaMemcpyDeviceToHost, waiting));
+		fill(h, r);
+		CHECK(cudaMemcpyAsync(d, h.data(), SMALL * sizeof *d, cudaMemcpyHostToDevice, copying));
+		CHECK(cudaStreamSynchronize(copying));
+		if (block)
+			__atomic_store_n(word, r, __ATOMIC_RELEASE);
+		else
+			__atomic_store_n(&go, 1, __ATOMIC_RELEASE);
+		CHECK(cudaStreamSynchronize(waiting));
+		REQUIRE(!*wrong, "round %u: %u words are not there for work that was set on behind them, block of %zu", r, *wrong, block);
+	}
+	if (block)
+		CHECK(cudaFreeHost(word));
+	CHECK(cudaFreeHost(wrong));
+	CHECK(cudaFree(count));
+	CHECK(cudaFree(d));
+}
+
+/* A blocking copy waits for what was given to its stream before: what that copies to host memory is there. */
+static void blocking_copy(bool rows)
+{
+	std::vector<unsigned> h(SMALL);
+	unsigned *d, *count, *word;
+
+	CHECK(cudaMalloc(&d, SMALL * sizeof *d));
+	CHECK(cudaMalloc(&count, sizeof *count));
+	CHECK(cudaMallocHost(&word, sizeof *word));
+	*word = 0;
+	CHECK(cudaMemset(d, 0, SMALL * sizeof *d));
+	CHECK(cudaMemset(count, 0, sizeof *count));
+	CHECK(cudaDeviceSynchronize());
+	arrive_hold<<<1, 1>>>(30000000ll);
+	arrive_count<<<1, 256>>>(d, SMALL, 1, count);
+	CHECK(cudaMemcpyAsync(word, count, sizeof *word, cudaMemcpyDeviceToHost, 0));
+	if (rows)
+		CHECK(cudaMemcpy2D(d, 128, h.data(), 128, 128, 2, cudaMemcpyHostToDevice));
+	else
+		CHECK(cudaMemcpy(d, h.data(), 256, cudaMemcpyDefault));
+	REQUIRE(*(volatile unsigned *)word == SMALL, "a blocking copy has not waited for work before it: %u", *word);
+	CHECK(cudaFreeHost(word));
+	CHECK(cudaFree(count));
+	CHECK(cudaFree(d));
+}
+
 /* A wait covers what the default stream was given before copies in a stream that is ordered behind it. */
 static void behind_default(void)
 {
@@ -172,6 +250,7 @@ int main(int argc, char **argv)
 	cudaStream_t a, b, c;
 	std::vector<std::thread> threads;
 
+	blocking_copy(!strcmp(what, "rows"));
 	first_stream(what);
 	CHECK(cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking));
 	CHECK(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking));
@@ -185,6 +264,8 @@ int main(int argc, char **argv)
 	}
 	behind_default();
 	unmapped(a);
+	for (size_t block : { 0, 4, 64 << 10 })
+		set_on(a, b, block);
 	for (int i = 0; i < THREADS; i++)
 		threads.emplace_back([a] { rounds(cudaStreamPerThread, a, 2 * SMALL); });
 	for (std::thread &t : threads)

@@ -103,7 +103,6 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 	if hd != nil {
 		h.release(ctx, hd, "a later run of the job has begun", true)
 	}
-	h.endParts(ctx, parts[1:], lease.Key{}, "a later run of the job has begun")
 	if err := h.claim(ctx, best); err != nil {
 		if lease.CodeOf(err) == lease.Over { // an owner has ended it in this moment
 			h.endParts(ctx, parts[:1], lease.Key{}, "a part of it has ended")
@@ -111,6 +110,7 @@ func (h *Host) attach(ctx context.Context, key lease.Key) (l lease.Lease, found 
 		}
 		return lease.Lease{}, false, err
 	}
+	h.endParts(ctx, parts[1:], lease.Key{}, "a later run of the job has begun")
 	h.point("attach-2-renewed")
 	hd, err := h.take(best)
 	if err != nil {

@@ -1,6 +1,7 @@
 package jobctld
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -129,19 +130,20 @@ func (s *Service) endOrphans(ctx context.Context, leases map[string][]lease.Brie
 // beside this daemon.
 func (s *Service) withdrawDoubled(ctx context.Context, leases map[string][]lease.Brief) {
 	type run struct {
-		job, node string
-		restart   uint32
+		job, node    string
+		restart, uid uint32
 	}
-	runs := map[run][]string{}
+	runs := map[run][]*lease.Brief{}
 	for _, list := range leases {
-		for _, l := range list {
+		for i := range list {
+			l := &list[i]
 			k := l.Key
 			if k.Cluster != s.cfg.Cluster || !form.JobID(k.Job).Valid() || l.State != lease.Granted {
 				continue
 			}
-			r := run{k.Job, k.Node, l.Restart}
-			if !slices.Contains(runs[r], l.ID) { // each of its owners has it
-				runs[r] = append(runs[r], l.ID)
+			r := run{k.Job, k.Node, l.Restart, l.UID}
+			if !slices.ContainsFunc(runs[r], func(o *lease.Brief) bool { return o.ID == l.ID }) { // each of its owners has it
+				runs[r] = append(runs[r], l)
 			}
 		}
 	}
@@ -150,21 +152,23 @@ func (s *Service) withdrawDoubled(ctx context.Context, leases map[string][]lease
 	before := s.doubled
 	s.doubled = now
 	s.mu.Unlock()
-	for r, ids := range runs {
-		if len(ids) < 2 {
+	for r, list := range runs {
+		if len(list) < 2 {
 			continue
 		}
 		again := true
-		for _, id := range ids {
-			again = again && before[id]
-			now[id] = true
+		for _, l := range list {
+			again = again && before[l.ID]
+			now[l.ID] = true
 		}
 		if !again {
 			continue
 		}
-		for _, id := range ids {
-			if s.cfg.Host.Withdraw(ctx, id, "its job has another lease on this node") {
-				s.log.Warn("one of two leases of a job on a node is given back", "lease", id, "job", r.job, "node", r.node)
+		// A node that attaches one in this moment takes the latest.
+		slices.SortFunc(list, func(a, b *lease.Brief) int { return cmp.Compare(a.Key.Incarnation, b.Key.Incarnation) })
+		for _, l := range list {
+			if s.cfg.Host.Withdraw(ctx, l.ID, "its job has another lease on this node") {
+				s.log.Warn("one of two leases of a job on a node is given back, unless the node has attached it", "lease", l.ID, "job", r.job, "node", r.node)
 				break // another stays
 			}
 		}

@@ -81,7 +81,14 @@ func (s *Service) Look(ctx context.Context, now time.Time) {
 	}
 	s.mu.Unlock()
 	for _, n := range seen { // a later daemon has to know, too
-		if err := s.cfg.Ledger.Put(ledger.Notes, jobNote+n.Job, n); err != nil {
+		err := s.cfg.Ledger.Update(func(tx *ledger.Tx) error {
+			var now note
+			if ok, err := tx.Get(ledger.Notes, jobNote+n.Job, &now); err != nil || !ok || now.Restart != n.Restart || !now.At.Equal(n.At) {
+				return err // its Epilog has come meanwhile, or its next run
+			}
+			return tx.Put(ledger.Notes, jobNote+n.Job, n)
+		})
+		if err != nil {
 			s.log.Error("that a job was here cannot be written", "job", n.Job, "error", err)
 		}
 	}

@@ -100,6 +100,9 @@ func (s *Service) outcome(ctx context.Context, e *entry, n note, run rpc.JobRun,
 	case found: // another job's of that number, or a later run's: this Prolog is stale
 	case err != nil: // Over too: slurmctld knows whether it is this run that has ended
 		s.log.Warn("whether the controller has reserved a job's lease is not known", "job", run.Job, "error", err)
+		if lease.CodeOf(err) == lease.Over {
+			j = slurm.Job{}
+		}
 	}
 
 	if last := s.cfg.Host.LastEpoch(ctx, s.cfg.Cluster, run.Job); last >= epoch {

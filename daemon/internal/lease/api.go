@@ -195,6 +195,7 @@ type Brief struct {
 	ID        string
 	Key       Key
 	Restart   uint32
+	UID       uint32
 	State     State
 	Grants    []BriefGrant
 	Idle      time.Duration // as in Status
@@ -209,7 +210,7 @@ type BriefGrant struct {
 
 // Brief returns what is compared of it.
 func (s *Status) Brief() Brief {
-	b := Brief{ID: s.ID, Key: s.Request.Key, Restart: s.Request.Restart, State: s.State, Idle: s.Idle, IdleNoted: s.IdleNoted, Grants: make([]BriefGrant, len(s.Grants))}
+	b := Brief{ID: s.ID, Key: s.Request.Key, Restart: s.Request.Restart, UID: s.Request.UID, State: s.State, Idle: s.Idle, IdleNoted: s.IdleNoted, Grants: make([]BriefGrant, len(s.Grants))}
 	for i, g := range s.Grants {
 		b.Grants[i] = BriefGrant{g.GPU, g.Percent}
 	}
