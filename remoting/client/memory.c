@@ -228,7 +228,7 @@ CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 {
 	struct sl_ctx *c, *there;
 	struct sl_range r;
-	CUresult err;
+	CUresult err, waited;
 
 	if (sl_exiting())
 		return CUDA_ERROR_DEINITIALIZED;
@@ -250,9 +250,12 @@ CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 	/* Freeing waits for host functions. A host function may have to fetch memory, which must not be queued behind this call. */
 	if (__builtin_expect(atomic_load(&sl_mirrors) && sl_hostfns_open(), 0))
 		sl_hostfns_wait();
+	waited = sl_ctx_settle();
 	if (r.managed)
-		return sl_managed_free(&r);
-	return __builtin_expect(there != NULL, 0) ? sl_ctx_with(there, free_foreign, &dptr) : fw_cuMemFree_v2(dptr);
+		err = sl_managed_free(&r);
+	else
+		err = __builtin_expect(there != NULL, 0) ? sl_ctx_with(there, free_foreign, &dptr) : fw_cuMemFree_v2(dptr);
+	return waited ? waited : err;
 }
 
 CUresult sl_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)

@@ -189,6 +189,26 @@ static void blocking_copy(bool rows)
 	CHECK(cudaFree(d));
 }
 
+/* Memory is freed when all work has ended, and what that work has copied to host memory is there. */
+static void freed(cudaStream_t copying)
+{
+	unsigned *d, *word;
+	void *other;
+
+	CHECK(cudaMalloc(&d, sizeof *d));
+	CHECK(cudaMalloc(&other, 1 << 20));
+	CHECK(cudaMallocHost(&word, sizeof *word));
+	*word = 0;
+	CHECK(cudaMemset(d, 7, sizeof *d));
+	CHECK(cudaDeviceSynchronize());
+	arrive_hold<<<1, 1, 0, copying>>>(30000000ll);
+	CHECK(cudaMemcpyAsync(word, d, sizeof *word, cudaMemcpyDeviceToHost, copying));
+	CHECK(cudaFree(other));
+	REQUIRE(*(volatile unsigned *)word == 0x07070707, "memory was freed before work ended: %x", *word);
+	CHECK(cudaFreeHost(word));
+	CHECK(cudaFree(d));
+}
+
 /* A wait covers what the default stream was given before copies in a stream that is ordered behind it. */
 static void behind_default(void)
 {
@@ -263,6 +283,8 @@ int main(int argc, char **argv)
 		rounds(0, a, n);
 	}
 	behind_default();
+	freed(a);
+	freed(c);
 	unmapped(a);
 	for (size_t block : { 0, 4, 64 << 10 })
 		set_on(a, b, block);
