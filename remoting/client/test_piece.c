@@ -8,13 +8,15 @@
 enum { PAGE = 4096, WORDS = PAGE / 8 };
 
 static uint64_t *memory;	/* two pages; the flag is the first word of the first, the data is in the second */
-static uint64_t flag_before_data;
+static uint64_t flag_before_data, equal_before_data;
+static struct sl_piece piece;
 
-/* The second page was written to: what does the flag say? */
+/* The second page was written to: what does the flag say, and what is the page's first word to be equal to? */
 static void data_written(int sig)
 {
 	(void)sig;
 	flag_before_data = memory[0];
+	memcpy(&equal_before_data, piece.equal + PAGE, sizeof equal_before_data);
 	mprotect(memory + WORDS, PAGE, PROT_READ | PROT_WRITE);
 }
 
@@ -53,6 +55,27 @@ static void rest_of_data(struct sl_piece *p)
 	CHECK(flag_before_data == 3, "the flag was written before the data");
 }
 
+/*
+ * A word that comes over is noted before it is there. So the program's answer differs from what is noted, even if it is what was there before, and even while
+ * the word's change goes on.
+ */
+static void noted_first(struct sl_piece *p)
+{
+	const unsigned word[] = { WORDS };
+	static struct sl_part t;
+
+	t.lo = p->lo;
+	changed(p, word, 1, 0);
+	CHECK(sl_piece_same(p) && !sl_piece_take(p, &t));
+	mprotect(memory + WORDS, PAGE, PROT_READ);
+	changed(p, word, 1, 1);
+	CHECK(equal_before_data == 1, "the word is there before it is noted");
+	CHECK(sl_piece_same(p));
+	memory[WORDS] = 0;
+	CHECK(!sl_piece_same(p), "the program's answer is not found");
+	CHECK(sl_piece_take(p, &t) && sl_piece_same(p));
+}
+
 /* What the program has changed is found once, and what the other side has changed is not found at all. */
 static void taken(struct sl_piece *p)
 {
@@ -80,15 +103,16 @@ static void ends(void)
 
 int main(void)
 {
-	struct sl_piece p;
+	struct sl_piece *p = &piece;
 
 	memory = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(memory != MAP_FAILED);
 	sigaction(SIGSEGV, &(struct sigaction){ .sa_handler = data_written }, NULL);
-	CHECK(sl_piece_init(&p, (uint64_t)(uintptr_t)memory, 2 * PAGE, true));
-	rest_of_data(&p);
-	taken(&p);
-	sl_piece_free(&p);
+	CHECK(sl_piece_init(p, (uint64_t)(uintptr_t)memory, 2 * PAGE, true));
+	rest_of_data(p);
+	taken(p);
+	noted_first(p);
+	sl_piece_free(p);
 	ends();
 	printf("ok\n");
 	return 0;
