@@ -315,15 +315,22 @@ func TestLostLease(t *testing.T) {
 	}
 }
 
-// TestEndedThere: a lease that its owner has ended for a reason is not lost, and the reason is told.
+// TestEndedThere: a lease that its owner has ended for a reason, or is still ending, is not lost, and the reason is told.
 func TestEndedThere(t *testing.T) {
+	t.Run("ended", func(t *testing.T) { endedThere(t, 0) })
+	t.Run("still ending", func(t *testing.T) { endedThere(t, 3*endLook) })
+}
+
+func endedThere(t *testing.T, after time.Duration) {
 	a, b := newFake("a", 1), newFake("b", 1)
 	s := newSite(t, a, b)
 	l := s.must(ask("1", 100, 100))
 	a.set(func() {
 		clear(a.leases)
-		a.told = []lease.Report{{Lease: "another", Ended: time.Now(), Reason: "not it"}, {Lease: l.ID, Ended: time.Now(), Reason: "the job has ended"}}
+		a.told = []lease.Report{{Lease: "another", Ended: time.Now(), Reason: "not it"}, {Lease: l.ID}}
 	})
+	time.Sleep(after)
+	a.set(func() { a.told = []lease.Report{a.told[0], {Lease: l.ID, Ended: time.Now(), Reason: "the job has ended"}} })
 	s.wait("the other owner's part is released", func() bool { return b.count() == 0 })
 	why := ""
 	err := audit.Read(s.cfg.AuditFile, func(e *audit.Event) bool {

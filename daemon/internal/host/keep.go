@@ -17,6 +17,12 @@ import (
 // look is the time between two looks at what needs no owner.
 const look = time.Second
 
+// endLooks and endLook are how often, and after what time each, an owner is asked why it has ended a lease while it is still ending it.
+const (
+	endLooks = 10
+	endLook  = 100 * time.Millisecond
+)
+
 // soonest bounds how often Run looks while a call to an owner that was away is in progress.
 const soonest = 20 * time.Millisecond
 
@@ -256,21 +262,23 @@ func (h *Host) renew(ctx context.Context, p *peer, ids []string) {
 }
 
 // endedThere is why an owner has ended a lease that it no longer has, as where the job ended while this daemon was away; "" if the owner
-// does not know.
+// does not know. A lease that its owner is still ending is asked about again.
 func (h *Host) endedThere(ctx context.Context, p *peer, l *lease.Lease) string {
 	key := l.Request.Key
-	all, err := question(ctx, h, p, func(ctx context.Context, o lease.Owner) ([]lease.Report, error) {
-		return o.Reports(ctx, h.cfg.Node, key.Cluster, key.Job)
-	})
-	if err != nil {
-		return ""
-	}
-	for i := range all {
-		if all[i].Lease == l.ID && !all[i].Ended.IsZero() {
+	for range endLooks {
+		all, err := question(ctx, h, p, func(ctx context.Context, o lease.Owner) ([]lease.Report, error) {
+			return o.Reports(ctx, h.cfg.Node, key.Cluster, key.Job)
+		})
+		i := slices.IndexFunc(all, func(r lease.Report) bool { return r.Lease == l.ID })
+		if err != nil || i < 0 {
+			return ""
+		}
+		if !all[i].Ended.IsZero() {
 			return all[i].Reason
 		}
+		pause(ctx, endLook)
 	}
-	return ""
+	return "it is about to end there"
 }
 
 // listOf asks an owner for the leases of a host, "" for all that it may list.
