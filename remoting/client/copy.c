@@ -78,7 +78,7 @@ CUresult sl_copy_source_ready(const void *p, size_t n)
 
 CUresult sl_copy_blocks(CUstream s)
 {
-	return sl_deliveries_open() || sl_mapped_any() ? sl_cuStreamSynchronize(s) : CUDA_SUCCESS;
+	return sl_deliveries_open() || sl_hostfns_open() || sl_mapped_any() ? sl_cuStreamSynchronize(s) : CUDA_SUCCESS;
 }
 
 struct linear {
@@ -438,6 +438,22 @@ CUresult sl_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream h
 	return copy(dst, src, n, hStream, false, 0);
 }
 
+static CUresult synchronize(void *arg)
+{
+	(void)arg;
+	return sl_cuCtxSynchronize();
+}
+
+/* Around a copy that CUDA orders with all work of both contexts and of the current one. */
+static CUresult wait_for_all(CUcontext dst, CUcontext src)
+{
+	CUresult err = sl_cuCtxSynchronize();
+
+	if (!err)
+		err = sl_ctx_with(sl_ctx_of(src), synchronize, NULL);
+	return err ? err : sl_ctx_with(sl_ctx_of(dst), synchronize, NULL);
+}
+
 /* Copies between contexts. Host memory as an operand is handled here; route.c handles contexts of different owners. */
 static CUresult peer(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcontext src_ctx, size_t n, CUstream s, bool wait)
 {
@@ -458,7 +474,11 @@ static CUresult peer(CUdeviceptr dst, CUcontext dst_ctx, CUdeviceptr src, CUcont
 		if (done || err)
 			return err;
 	}
-	return fw_cuMemcpyPeerAsync(dst, dst_ctx, src, src_ctx, n, s);
+	err = wait && dst_ctx != src_ctx ? wait_for_all(dst_ctx, src_ctx) : CUDA_SUCCESS;
+	if (!err)
+		err = fw_cuMemcpyPeerAsync(dst, dst_ctx, src, src_ctx, n, s);
+	/* Later work of other contexts comes after it. */
+	return err || !wait || dst_ctx == src_ctx ? err : sl_cuStreamSynchronize(s);
 }
 
 CUresult sl_cuMemcpyPeer(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t n, CUstream ds)

@@ -23,7 +23,7 @@ CUresult sl_copy3d_sides(CUDA_MEMCPY3D *c, bool graph, bool *twin);
  * device or a host function may still be writing them.
  */
 CUresult sl_copy_source_ready(const void *p, size_t n);
-/* Waits for the stream before a blocking copy to the device, as CUDA does. A program can observe that only if work in the stream may change host memory. */
+/* Waits for the stream before a blocking copy to the device, as CUDA does. A program can observe that only if work in the stream may change host memory, or is a host function. */
 CUresult sl_copy_blocks(CUstream s);
 /* Sends a copy from the device whose payload names the delivery. If wait is set, it returns when the copy has ended. */
 CUresult sl_copy_deliver(uint16_t op, sl_buf *b, uint32_t delivery, bool wait, CUstream s);

@@ -189,6 +189,51 @@ static void blocking_copy(bool rows)
 	CHECK(cudaFree(d));
 }
 
+static void set_word(void *word)
+{
+	*(unsigned *)word = 9;
+}
+
+/* A blocking copy waits for a host function before it. */
+static void behind_function(void)
+{
+	unsigned *d, word = 0;
+
+	CHECK(cudaMalloc(&d, sizeof *d));
+	arrive_hold<<<1, 1>>>(10000000ll);
+	CHECK(cudaLaunchHostFunc(0, set_word, &word));
+	CHECK(cudaMemcpy(d, "abc", 4, cudaMemcpyHostToDevice));
+	REQUIRE(word == 9, "a blocking copy has not waited for a host function: %u", word);
+	CHECK(cudaFree(d));
+}
+
+/* A context ends when all of its work has. */
+static void context_ends(void)
+{
+	CUcontext before, own;
+	CUdeviceptr d;
+	void *host = malloc(64 << 10);
+	unsigned word = 0, *pinned;
+	CUstream s;
+
+	DRIVER(CU(cuCtxGetCurrent)(&before));
+	DRIVER(CU(cuMemHostRegister_v2)(host, 64 << 10, CU_MEMHOSTREGISTER_PORTABLE));
+	pinned = (unsigned *)host;
+	pinned[0] = 0;
+	DRIVER(CU(cuCtxCreate_v2)(&own, 0, 0));
+	DRIVER(CU(cuStreamCreate)(&s, CU_STREAM_NON_BLOCKING));
+	DRIVER(CU(cuMemAlloc_v2)(&d, 4));
+	DRIVER(CU(cuMemsetD32_v2)(d, 5, 1));
+	DRIVER(CU(cuCtxSynchronize)());
+	DRIVER(CU(cuLaunchHostFunc)(s, set_word, &word));
+	DRIVER(CU(cuMemcpyDtoHAsync_v2)(pinned, d, 4, s));
+	DRIVER(CU(cuCtxDestroy_v2)(own));
+	REQUIRE(pinned[0] == 5 && word == 9, "a context was destroyed before its work ended: %u, %u", pinned[0], word);
+	DRIVER(CU(cuCtxSetCurrent)(before));
+	DRIVER(CU(cuMemHostUnregister)(host));
+	free(host);
+}
+
 /* Memory is freed when all work has ended, and what that work has copied to host memory is there. */
 static void freed(cudaStream_t copying)
 {
@@ -271,7 +316,9 @@ int main(int argc, char **argv)
 	std::vector<std::thread> threads;
 
 	blocking_copy(!strcmp(what, "rows"));
+	behind_function();
 	first_stream(what);
+	context_ends();
 	CHECK(cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking));
 	CHECK(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking));
 	CHECK(cudaStreamCreate(&c));
