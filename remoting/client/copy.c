@@ -372,7 +372,7 @@ static CUresult copy_read(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s
 		sl_mapped_send();
 	if (from.place == SL_LOCKED && to.place == SL_DEVICE && n >= SHARED_MIN && (wait || !read) && sl_mapped_share(src, n, true, &there))
 		return in_shared(to.p, (const void *)(uintptr_t)src, there, n, s, wait);
-	if (to.place == SL_LOCKED && from.place == SL_DEVICE && sl_mapped_share(dst, n, n >= SHARED_MIN, &there))
+	if (to.place == SL_LOCKED && from.place == SL_DEVICE && sl_mapped_share(dst, n, n >= SHARED_MIN || atomic_load(&sl_mapped_reached), &there))
 		return out_shared((void *)(uintptr_t)dst, there, from.p, n, s, wait);
 	if (to.place == SL_DEVICE) {
 		err = wait && from.place != SL_DEVICE ? sl_copy_blocks(s) : CUDA_SUCCESS;

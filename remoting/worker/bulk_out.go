@@ -94,7 +94,8 @@ func (o *outStaging) tellWatched() {
 	for out := true; out; {
 		o.sendMu.Lock()
 		if out = o.partsOut(); !out {
-			o.s.host.watch.tell(o.s)
+			_, ok := o.report(wire.MaxHostWatch)
+			out = !ok
 		}
 		o.sendMu.Unlock()
 		if out {
@@ -103,13 +104,22 @@ func (o *outStaging) tellWatched() {
 	}
 }
 
-// unlessOut calls f, unless parts are out or somebody is sending.
-func (o *outStaging) unlessOut(f func() bool) bool {
+// reportSoon is report of small watches, unless parts are out or somebody is sending. It says whether the GPU has written to any.
+func (o *outStaging) reportSoon() bool {
 	if !o.sendMu.TryLock() {
 		return false
 	}
 	defer o.sendMu.Unlock()
-	return !o.partsOut() && f()
+	if o.partsOut() {
+		return false
+	}
+	some, ok := o.report(hostWatchPolled)
+	if !ok { // bytes that the writer may hold go now
+		if err := o.s.wr.Flush(); err != nil {
+			o.s.leave("data", err)
+		}
+	}
+	return some
 }
 
 // partsOut reports whether the client has not answered all parts. If sendMu is held, no others are handed out.

@@ -156,15 +156,22 @@ func (o *outStaging) push() (held uint64) {
 	o.sendMu.Lock()
 	defer o.sendMu.Unlock()
 	o.resend()
-	o.mu.Lock()
-	list := o.list
-	o.mu.Unlock()
+	list := o.chunks()
 	if len(list) == 0 {
 		return 0
 	}
-	// Only holders of sendMu take from the list, and others only append: the
-	// part seen here stays as it is.
 	state := complete(list, (*chunk).state)
+	if first := firstEnd(list, state); first != 0 && o.s.host.watch.n.Load() != 0 {
+		// The program may look at watched memory when it knows the end of a delivery.
+		some, ok := o.report(wire.MaxHostWatch)
+		if !ok {
+			return first
+		}
+		if some { // what was complete before is sent now; more may have become so since
+			now := o.chunks()
+			list, state = now, known(now, list, state)
+		}
+	}
 	kept := make([]chunk, 0, len(list))
 	for i := range list {
 		c := list[i]
@@ -176,11 +183,91 @@ func (o *outStaging) push() (held uint64) {
 			kept = append(kept, c)
 		}
 	}
-	o.mu.Lock()
-	o.list = append(kept, o.list[len(list):]...)
-	o.cond.Broadcast()
-	o.mu.Unlock()
+	o.put(kept, len(list))
 	return held
+}
+
+// chunks are those that wait now. Only holders of sendMu take from the list, and others only append: what is seen stays as it is.
+func (o *outStaging) chunks() []chunk {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.list
+}
+
+// put has the list begin with kept in place of its first n chunks. sendMu is held.
+func (o *outStaging) put(kept []chunk, n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.list = append(kept, o.list[n:]...)
+	o.cond.Broadcast()
+}
+
+// firstEnd is the number of the first chunk that is complete and its delivery's last; 0 if there is none.
+func firstEnd(list []chunk, state []int32) uint64 {
+	for i := range list {
+		if list[i].last && state[i] != C.CUDA_ERROR_NOT_READY {
+			return list[i].seq
+		}
+	}
+	return 0
+}
+
+// known is the state of the chunks of list as it was when the list was before.
+func known(list, before []chunk, state []int32) []int32 {
+	then := make(map[uint64]int32, len(before))
+	for i := range before {
+		then[before[i].seq] = state[i]
+	}
+	now := make([]int32, len(list))
+	for i := range list {
+		var ok bool
+		if now[i], ok = then[list[i].seq]; !ok {
+			now[i] = C.CUDA_ERROR_NOT_READY
+		}
+	}
+	return now
+}
+
+// report sends what the GPU has written to watched memory, of watches of at most that many bytes, and says whether that is anything. First it sends the bytes of
+// every copy that was complete when the memory was read: a program that sees a word which the GPU has written behind a copy has the copy too. It returns
+// false if parts have to be answered before; what was found is found again then. sendMu is held.
+func (o *outStaging) report(most int) (some, ok bool) {
+	w := &o.s.host.watch
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	found := w.read(most)
+	if len(found) == 0 {
+		return false, true
+	}
+	o.passBytes()
+	if o.partsOut() {
+		return true, false
+	}
+	w.send(o.s, found)
+	return true, true
+}
+
+// passBytes sends the bytes of the chunks that are complete, and leaves the ends of their deliveries. sendMu is held.
+func (o *outStaging) passBytes() {
+	list := o.chunks()
+	state := complete(list, (*chunk).state)
+	kept := make([]chunk, 0, len(list))
+	held := false
+	for i := range list {
+		c := list[i]
+		if held || state[i] != 0 || len(c.buf) == 0 { // one that has failed has no bytes
+			kept = append(kept, c)
+			continue
+		}
+		b := c
+		b.last = false
+		if held = !o.pass(&b, false); held {
+			kept = append(kept, c)
+		} else if c.last {
+			kept = append(kept, chunk{id: c.id, off: c.off + uint64(len(c.buf)), slot: -1, last: true, seq: c.seq})
+		}
+	}
+	o.put(kept, len(list))
 }
 
 // complete asks which chunks may be sent, in their order: those of a delivery one after the other,
@@ -222,9 +309,6 @@ func (c *chunk) state() int32 {
 // send sends one chunk and frees its slot; failed ends its delivery without
 // bytes.
 func (o *outStaging) send(c *chunk, failed bool) {
-	if c.last {
-		o.s.host.watch.tell(o.s)
-	}
 	o.head.Reset()
 	(&wire.Data{Offset: c.off}).Encode(&o.head)
 	h := wire.Reply{Kind: wire.FrameData, Call: c.id}

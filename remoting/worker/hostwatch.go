@@ -4,10 +4,11 @@ package worker
 //
 // Small blocks, which programs use for status words, are watched: the worker keeps what the
 // client has of them, compares, and sends a HOST frame with what differs. It does so before
-// any frame that says that work is complete (tell), so that the client knows what the GPU
+// any frame that says that work is complete (report in copyout.go), so that the client knows what the GPU
 // has written by the time it learns that the GPU is done. Of blocks of at most
 // hostWatchPolled bytes it does so while work runs, too (poll), because a program may wait
-// for a kernel by looking at a word that the kernel writes.
+// for a kernel by looking at a word that the kernel writes. Copies to the host that the GPU has made before
+// it wrote such a word are sent before it.
 //
 // What the client sends is noted as what it has, so that nothing is sent back to it. The
 // lock is held until a frame is in the writer: frames that are about the same bytes go out
@@ -175,43 +176,48 @@ func (w *hostWatches) changedLast(p uint64) bool {
 	return slices.ContainsFunc(w.list, func(h *hostWatch) bool { return p-h.base < uint64(len(h.mem)) && h.last[(p-h.base)/8] })
 }
 
-// tell sends the client what it does not have of watched memory. The caller holds outStaging.sendMu, and no part is out.
-func (w *hostWatches) tell(s *session) {
-	if w.n.Load() != 0 {
-		w.look(s, wire.MaxHostWatch)
-	}
+// A hostReading is what a watch's memory had from at on, which the client does not have.
+type hostReading struct {
+	h   *hostWatch
+	at  int
+	now []byte
 }
 
-// look is tell for watches of at most that many bytes; it says whether anything was sent.
-func (w *hostWatches) look(s *session, most int) (some bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+// read is what the client does not have of watches of at most that many bytes. The lock is held.
+func (w *hostWatches) read(most int) (found []hostReading) {
 	for _, h := range w.list {
 		if len(h.mem) > most {
 			continue
 		}
 		for at := 0; at < len(h.mem); at += hostWatchPart {
-			end := min(at+hostWatchPart, len(h.mem))
-			if bytes.Equal(h.mem[at:end], h.seen[at:end]) {
+			mem := h.mem[at:min(at+hostWatchPart, len(h.mem))]
+			if bytes.Equal(mem, h.seen[at:at+len(mem)]) {
 				continue
 			}
-			some = true
-			if s.wr.Send(&wire.Reply{Kind: wire.FrameHost}, h.changes(at, end), nil) != nil {
-				return false // the threads that read and answer meet the error too
+			// Two equal readings are a state that the memory had at one moment: if it has a flag, it also has what was written
+			// before the flag.
+			now := bytes.Clone(mem)
+			for i := 1; i < hostReadings && !bytes.Equal(now, mem); i++ {
+				copy(now, mem)
 			}
+			found = append(found, hostReading{h, at, now})
 		}
 	}
-	return some
+	return found
 }
 
-// changes is a HOST frame's payload for the watched bytes from at to end, which the client has then.
-func (h *hostWatch) changes(at, end int) []byte {
-	// Two equal readings are a state that the memory had at one moment: if it has a flag, it also has what was written
-	// before the flag.
-	now := bytes.Clone(h.mem[at:end])
-	for i := 1; i < hostReadings && !bytes.Equal(now, h.mem[at:end]); i++ {
-		copy(now, h.mem[at:end])
+// send sends the client what was found. The lock has been held since. The caller holds outStaging.sendMu, and no part is out.
+func (w *hostWatches) send(s *session, found []hostReading) {
+	for _, r := range found {
+		if s.wr.Send(&wire.Reply{Kind: wire.FrameHost}, r.h.changes(r.at, r.now), nil) != nil {
+			return // the threads that read and answer meet the error too
+		}
 	}
+}
+
+// changes is a HOST frame's payload for what the watched bytes from at on were, which the client has then.
+func (h *hostWatch) changes(at int, now []byte) []byte {
+	end := at + len(now)
 	mask := make([]byte, len(now)/8)
 	first, last := len(mask), 0
 	for k := range mask {
@@ -244,7 +250,7 @@ func (w *hostWatches) poll(s *session) {
 			return
 		}
 		w.mu.Unlock()
-		if n := s.begun.Load(); s.out.unlessOut(func() bool { return w.look(s, hostWatchPolled) }) || n != begun {
+		if n := s.begun.Load(); s.out.reportSoon() || n != begun {
 			begun, active = n, time.Now()
 		}
 		every = pollOften

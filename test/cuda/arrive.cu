@@ -189,6 +189,32 @@ static void blocking_copy(bool rows)
 	CHECK(cudaFree(d));
 }
 
+/* A word that the GPU writes behind a copy to the host comes with that copy's bytes, for a program that polls it. */
+static void word_behind(cudaStream_t s, int n)
+{
+	unsigned *d, *h, *word;
+	void *there;
+
+	CHECK(cudaMalloc(&d, n * sizeof *d));
+	CHECK(cudaMallocHost(&h, n * sizeof *h));
+	CHECK(cudaHostAlloc(&word, sizeof *word, cudaHostAllocMapped));
+	CHECK(cudaHostGetDevicePointer(&there, word, 0));
+	*word = 0;
+	memset(h, 0, n * sizeof *h);
+	for (unsigned r = 1; r <= 100; r++) {
+		CHECK(cudaMemsetAsync(d, (int)r, n * sizeof *d, s));
+		CHECK(cudaMemcpyAsync(h, d, n * sizeof *d, cudaMemcpyDeviceToHost, s));
+		DRIVER(CU(cuStreamWriteValue32)(s, (CUdeviceptr)there, r, 0));
+		while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != r)
+			std::this_thread::yield();
+		REQUIRE(h[0] == r * 0x01010101u && h[n - 1] == h[0], "round %u of %d words: %x and %x behind the word", r, n, h[0], h[n - 1]);
+	}
+	CHECK(cudaStreamSynchronize(s));
+	CHECK(cudaFreeHost(word));
+	CHECK(cudaFreeHost(h));
+	CHECK(cudaFree(d));
+}
+
 static void set_word(void *word)
 {
 	*(unsigned *)word = 9;
@@ -335,6 +361,8 @@ int main(int argc, char **argv)
 	unmapped(a);
 	for (size_t block : { 0, 4, 64 << 10 })
 		set_on(a, b, block);
+	for (int n : { (int)SMALL, 16 * SMALL, (int)LARGE })
+		word_behind(a, n);
 	for (int i = 0; i < THREADS; i++)
 		threads.emplace_back([a] { rounds(cudaStreamPerThread, a, 2 * SMALL); });
 	for (std::thread &t : threads)

@@ -330,7 +330,9 @@ func endedThere(t *testing.T, after time.Duration) {
 		a.told = []lease.Report{{Lease: "another", Ended: time.Now(), Reason: "not it"}, {Lease: l.ID}}
 	})
 	time.Sleep(after)
-	a.set(func() { a.told = []lease.Report{a.told[0], {Lease: l.ID, Ended: time.Now(), Reason: "the job has ended"}} })
+	a.set(func() {
+		a.told = []lease.Report{a.told[0], {Lease: l.ID, Ended: time.Now(), Reason: "the job has ended"}}
+	})
 	s.wait("the other owner's part is released", func() bool { return b.count() == 0 })
 	why := ""
 	err := audit.Read(s.cfg.AuditFile, func(e *audit.Event) bool {
