@@ -100,11 +100,6 @@ uint32_t sl_ctx_cur(void);
  * 0 if there is none.
  */
 uint32_t sl_current_ctx_id(void);
-/*
- * Waits for the current context's work, as CUDA does before it frees memory. A program can observe that only if work copies to host memory, writes to memory
- * that kernels reach, or is a host function; otherwise it does not wait.
- */
-CUresult sl_ctx_settle(void);
 /* Why that was 0 for a call that needs a context: CUDA_ERROR_INVALID_CONTEXT if there is none, or why it could not be made in the worker. */
 CUresult sl_ctx_missing(void);
 /* The session of a context's device. */

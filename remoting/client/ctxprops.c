@@ -4,12 +4,10 @@
  * The fields are single atomic words: nothing here locks.
  */
 #include "ctx.h"
-#include "delivery.h"
 #include "device.h"
 #include "gen.h"
 #include "green.h"
 #include "handles.h"
-#include "hostfn.h"
 #include "mapped.h"
 #include "stream.h"
 
@@ -238,39 +236,6 @@ CUresult sl_cuCtxSynchronize(void)
 		err = sl_mirror_clash();
 	}
 	return err;
-}
-
-static void look(uint32_t id, void *state, void *arg)
-{
-	struct idle_list *l = arg;
-	struct sl_stream *s = state;
-
-	(void)id;
-	if (s && s->ctx_id == l->ctx_id && !sl_mark_idle(&s->mark))
-		l->n++;
-}
-
-/* True if nothing can be running or pending in the context. */
-static bool idle(struct sl_ctx *c)
-{
-	struct idle_list l = { .ctx_id = atomic_load(&c->id) };
-
-	if (!sl_mark_idle(&c->legacy))
-		return false;
-	sl_handle_each(SL_STREAM, look, &l);
-	return !l.n;
-}
-
-CUresult sl_ctx_settle(void)
-{
-	struct sl_ctx *c;
-	CUresult err = sl_ctx_use(&c);
-
-	if (err || sl_capturing_any())
-		return err;
-	if (!sl_deliveries_open() && !sl_hostfns_open() && (!sl_mapped_any() || idle(c)))
-		return CUDA_SUCCESS;
-	return sl_cuCtxSynchronize();
 }
 
 static CUresult synchronize(void *arg)

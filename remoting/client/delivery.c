@@ -46,6 +46,12 @@ void sl_delivery_wake(void)
 	syscall(SYS_futex, &open, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
+/* The id of the delivery at a place. Called with the lock held. */
+static uint32_t id_of(uint32_t i)
+{
+	return (i + 1) | (all[i].gen & 0x7fff) << 17;
+}
+
 static uint32_t delivery_add(struct sl_delivery d)
 {
 	uint32_t i, id = 0;
@@ -83,7 +89,7 @@ found:
 	d.gen = all[i].gen + 1;
 	all[i] = d;
 	hint = i + 1;
-	id = (i + 1) | (d.gen & 0x7fff) << 17;
+	id = id_of(i);
 	__atomic_fetch_add(&open, 1, __ATOMIC_RELAXED);
 out:
 	pthread_mutex_unlock(&lock);
@@ -217,6 +223,28 @@ CUresult sl_delivery_wait_range(const void *p, size_t n)
 			return sl_dead();
 		wait_change(seen);
 	}
+}
+
+CUresult sl_delivery_wait_all(void)
+{
+	CUresult err = CUDA_SUCCESS;
+	uint32_t n;
+
+	if (__builtin_expect(!sl_deliveries_open(), 1))
+		return CUDA_SUCCESS;
+	pthread_mutex_lock(&lock);
+	n = count;
+	pthread_mutex_unlock(&lock);
+	for (uint32_t i = 0; i < n && !err; i++) { /* at most one for each place, whatever begins meanwhile */
+		uint32_t id;
+
+		pthread_mutex_lock(&lock);
+		id = all[i].busy ? id_of(i) : 0;
+		pthread_mutex_unlock(&lock);
+		if (id)
+			err = sl_delivery_wait(id);
+	}
+	return err;
 }
 
 unsigned sl_deliveries_open(void)

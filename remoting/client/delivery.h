@@ -20,6 +20,8 @@ CUresult sl_delivery_wait(uint32_t id);
 void sl_delivery_drop(uint32_t id);
 /* Waits until no open delivery writes to [p, p+n); 0 or the session's error. */
 CUresult sl_delivery_wait_range(const void *p, size_t n);
+/* Waits until those have ended that are open when it is called; 0 or the session's error. */
+CUresult sl_delivery_wait_all(void);
 /* Deliveries not yet ended. */
 unsigned sl_deliveries_open(void);
 

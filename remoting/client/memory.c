@@ -3,6 +3,7 @@
  * about pointers, which the ranges (ranges.c) answer.
  */
 #include "ctx.h"
+#include "delivery.h"
 #include "device.h"
 #include "gen.h"
 #include "graphhost.h"
@@ -250,7 +251,8 @@ CUresult sl_cuMemFree_v2(CUdeviceptr dptr)
 	/* Freeing waits for host functions. A host function may have to fetch memory, which must not be queued behind this call. */
 	if (__builtin_expect(atomic_load(&sl_mirrors) && sl_hostfns_open(), 0))
 		sl_hostfns_wait();
-	waited = sl_ctx_settle();
+	/* CUDA waits for all work. A wait for the context would end another thread's capture. */
+	waited = sl_delivery_wait_all();
 	if (r.managed)
 		err = sl_managed_free(&r);
 	else

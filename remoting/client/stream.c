@@ -101,11 +101,6 @@ static bool idle(struct sl_mark *m)
 	       atomic_load_explicit(&m->synced, memory_order_acquire) == atomic_load_explicit(&m->seq, memory_order_relaxed);
 }
 
-bool sl_mark_idle(struct sl_mark *m)
-{
-	return idle(m) || (!atomic_load_explicit(&m->owner, memory_order_relaxed) && !atomic_load_explicit(&m->shared, memory_order_relaxed));
-}
-
 void sl_mark_reset(struct sl_mark *m)
 {
 	atomic_store(&m->owner, 0);

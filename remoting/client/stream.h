@@ -60,8 +60,6 @@ struct sl_mark *sl_stream_mark(CUstream s, struct sl_ctx **ctx);
 /* What this thread has enqueued so far, for a later sl_mark_synced; false if it cannot be known complete. */
 bool sl_mark_begin(struct sl_mark *m, uint64_t *seq);
 void sl_mark_synced(struct sl_mark *m, uint64_t seq);
-/* True if nothing of the stream can be running or pending, as far as this thread knows. */
-bool sl_mark_idle(struct sl_mark *m);
 void sl_mark_reset(struct sl_mark *m);
 /* Around a wait for a stream: what the wait covers, noted before it; and that it has succeeded. */
 struct sl_covered {
