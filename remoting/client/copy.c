@@ -438,20 +438,14 @@ CUresult sl_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream h
 	return copy(dst, src, n, hStream, false, 0);
 }
 
-static CUresult synchronize(void *arg)
-{
-	(void)arg;
-	return sl_cuCtxSynchronize();
-}
-
 /* Around a copy that CUDA orders with all work of both contexts and of the current one. */
 static CUresult wait_for_all(CUcontext dst, CUcontext src)
 {
 	CUresult err = sl_cuCtxSynchronize();
 
 	if (!err)
-		err = sl_ctx_with(sl_ctx_of(src), synchronize, NULL);
-	return err ? err : sl_ctx_with(sl_ctx_of(dst), synchronize, NULL);
+		err = sl_cuCtxSynchronize_v2(src);
+	return err ? err : sl_cuCtxSynchronize_v2(dst);
 }
 
 /* Copies between contexts. Host memory as an operand is handled here; route.c handles contexts of different owners. */

@@ -234,12 +234,6 @@ CUresult sl_ctx_or_current(CUcontext h, struct sl_ctx **out)
 	return *out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-static CUresult synchronize(void *arg)
-{
-	(void)arg;
-	return sl_cuCtxSynchronize();
-}
-
 /*
  * Forgets all handles and ranges of a context that is being destroyed. Its work ends first: what that copies to host memory is there then, and its
  * host functions have run.
@@ -249,7 +243,7 @@ static void drop_contents(struct sl_ctx *c)
 	uint32_t id = atomic_load(&c->id);
 
 	if (atomic_load(&c->active))
-		sl_ctx_with(c, synchronize, NULL);
+		sl_ctx_synchronize(c);
 	sl_local_drop(c);
 	sl_greens_drop(c);
 	sl_mapped_drop_ctx(id);

@@ -92,6 +92,8 @@ static inline CUcontext sl_ctx_handle(const struct sl_ctx *c)
 CUcontext sl_ctx_primary_handle(CUdevice dev);
 /* Runs f with c as the calling thread's current context. */
 CUresult sl_ctx_with(struct sl_ctx *c, CUresult (*f)(void *), void *arg);
+/* Waits for all work in c. */
+CUresult sl_ctx_synchronize(struct sl_ctx *c);
 uint64_t sl_next_uid(void);
 /* The id of the calling thread's current context, whether or not it exists in the worker; 0: none. */
 uint32_t sl_ctx_cur(void);

@@ -244,10 +244,15 @@ static CUresult synchronize(void *arg)
 	return sl_cuCtxSynchronize();
 }
 
+CUresult sl_ctx_synchronize(struct sl_ctx *c)
+{
+	return sl_ctx_with(c, synchronize, NULL);
+}
+
 CUresult sl_cuCtxSynchronize_v2(CUcontext ctx)
 {
 	struct sl_ctx *c;
 	CUresult err = sl_ctx_or_current(ctx, &c);
 
-	return err ? err : sl_ctx_with(c, synchronize, NULL);
+	return err ? err : sl_ctx_synchronize(c);
 }

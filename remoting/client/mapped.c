@@ -550,12 +550,6 @@ CUresult sl_mapped_found(uint64_t p, const struct sl_range *r)
 	return reach(&there, p, r, SMALL);
 }
 
-static CUresult synchronize(void *arg)
-{
-	(void)arg;
-	return sl_cuCtxSynchronize();
-}
-
 /* Removes the first block that which selects from the list. It returns NULL if there is none. */
 static struct block *remove_block(bool (*which)(const struct block *, uint64_t), uint64_t key)
 {
@@ -593,7 +587,7 @@ void sl_mapped_drop(const struct sl_range *r)
 		return;
 	/* As the driver does, wait for work that uses the memory. Afterwards the program's memory has what that work has written. */
 	if (r->type == SL_RANGE_REGISTERED && !sl_capturing_any())
-		sl_ctx_with(c, synchronize, NULL);
+		sl_ctx_synchronize(c);
 	b = remove_block(at_base, r->base);
 	if (b)
 		sl_ctx_with(c, end, b);

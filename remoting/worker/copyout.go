@@ -239,20 +239,19 @@ func (o *outStaging) report(most int) (some, ok bool) {
 	if len(found) == 0 {
 		return false, true
 	}
-	o.passBytes()
-	if o.partsOut() {
+	if held := o.passBytes(); held || o.partsOut() {
 		return true, false
 	}
 	w.send(o.s, found)
 	return true, true
 }
 
-// passBytes sends the bytes of the chunks that are complete, and leaves the ends of their deliveries. sendMu is held.
-func (o *outStaging) passBytes() {
+// passBytes sends the bytes of the chunks that are complete, and leaves the ends of their deliveries. held says that some have to wait for answers to
+// parts. sendMu is held.
+func (o *outStaging) passBytes() (held bool) {
 	list := o.chunks()
 	state := complete(list, (*chunk).state)
 	kept := make([]chunk, 0, len(list))
-	held := false
 	for i := range list {
 		c := list[i]
 		if held || state[i] != 0 || len(c.buf) == 0 { // one that has failed has no bytes
@@ -268,6 +267,7 @@ func (o *outStaging) passBytes() {
 		}
 	}
 	o.put(kept, len(list))
+	return held
 }
 
 // complete asks which chunks may be sent, in their order: those of a delivery one after the other,

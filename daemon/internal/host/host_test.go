@@ -118,7 +118,7 @@ func TestReservationRunsOut(t *testing.T) {
 		first := times == 1
 		w.mu.Unlock()
 		if first {
-			time.Sleep(2 * h.cfg.Reserve)
+			w.wait("the reservations have run out", func() bool { return w.have() == "" })
 		}
 		return false
 	}
@@ -315,13 +315,14 @@ func TestLostLease(t *testing.T) {
 	}
 }
 
-// TestEndedThere: a lease that its owner has ended for a reason, or is still ending, is not lost, and the reason is told.
+// TestEndedThere checks that a node does not call a lease lost that the owner has ended, or is still ending, and that the node records the owner's reason.
 func TestEndedThere(t *testing.T) {
 	t.Run("ended", func(t *testing.T) { endedThere(t, 0) })
-	t.Run("still ending", func(t *testing.T) { endedThere(t, 3*endLook) })
+	t.Run("still ending", func(t *testing.T) { endedThere(t, 3) })
 }
 
-func endedThere(t *testing.T, after time.Duration) {
+// endedThere has the owner be ending the lease until it was asked so many times.
+func endedThere(t *testing.T, asked int) {
 	a, b := newFake("a", 1), newFake("b", 1)
 	s := newSite(t, a, b)
 	l := s.must(ask("1", 100, 100))
@@ -329,7 +330,7 @@ func endedThere(t *testing.T, after time.Duration) {
 		clear(a.leases)
 		a.told = []lease.Report{{Lease: "another", Ended: time.Now(), Reason: "not it"}, {Lease: l.ID}}
 	})
-	time.Sleep(after)
+	s.wait("the owner was asked", func() (yes bool) { a.set(func() { yes = a.calls["reports"] >= asked }); return yes })
 	a.set(func() {
 		a.told = []lease.Report{a.told[0], {Lease: l.ID, Ended: time.Now(), Reason: "the job has ended"}}
 	})

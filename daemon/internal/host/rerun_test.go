@@ -65,8 +65,8 @@ func TestSponsoredAndOwn(t *testing.T) {
 	w.wait("one lease for the job", func() bool { return w.have() == "7@n1:b:60" })
 }
 
-// slurmctld repeats its Prolog while the owner of the job's lease is silent: the job has two leases then, of which the sponsor
-// can withdraw the one that the node has not attached, and no other.
+// A job has two leases when slurmctld repeats its Prolog while the owner of the first one is silent. The sponsor can withdraw the
+// lease that the node has not attached, and no other.
 func TestWithdraw(t *testing.T) {
 	w := newTown(t, []string{"a", "b"}, "ctl", "n1")
 	ctl := w.hosts["ctl"]

@@ -71,7 +71,7 @@ func (s *Service) commentIdle(leases map[string][]lease.Brief) {
 	for _, owner := range slices.Sorted(maps.Keys(leases)) {
 		for _, l := range leases[owner] {
 			k := l.Key
-			if !l.IdleNoted || k.Cluster != s.cfg.Cluster || !form.JobID(k.Job).Valid() || l.State != lease.Granted || now[l.ID] {
+			if !l.IdleNoted || !s.compares(k) || l.State != lease.Granted || now[l.ID] {
 				continue
 			}
 			now[l.ID] = true
@@ -84,6 +84,11 @@ func (s *Service) commentIdle(leases map[string][]lease.Brief) {
 	}
 }
 
+// compares says whether a lease is of a job of this daemon's cluster, and not of sluice run.
+func (s *Service) compares(k lease.Key) bool {
+	return k.Cluster == s.cfg.Cluster && form.JobID(k.Job).Valid()
+}
+
 // endOrphans ends the leases that had no job at this look and the one before.
 func (s *Service) endOrphans(ctx context.Context, leases map[string][]lease.Brief, running map[string]slurm.JobState) {
 	s.mu.Lock()
@@ -94,7 +99,7 @@ func (s *Service) endOrphans(ctx context.Context, leases map[string][]lease.Brie
 	for _, list := range leases {
 		for _, l := range list {
 			k := l.Key
-			if k.Cluster != s.cfg.Cluster || !form.JobID(k.Job).Valid() || l.State == lease.Ended || done[l.ID] {
+			if !s.compares(k) || l.State == lease.Ended || done[l.ID] {
 				continue
 			}
 			done[l.ID] = true
@@ -138,7 +143,7 @@ func (s *Service) withdrawDoubled(ctx context.Context, leases map[string][]lease
 		for i := range list {
 			l := &list[i]
 			k := l.Key
-			if k.Cluster != s.cfg.Cluster || !form.JobID(k.Job).Valid() || l.State != lease.Granted {
+			if !s.compares(k) || l.State != lease.Granted {
 				continue
 			}
 			r := run{k.Job, k.Node, l.Restart, l.UID}

@@ -252,10 +252,7 @@ func TestWhoMay(t *testing.T) {
 func TestHere(t *testing.T) {
 	st := jobstest.NewSite()
 	r := newRig(t, st, "n1")
-	dir := filepath.Join(r.Dir, "n1")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	dir := r.spool()
 	touch := func(name string) {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
@@ -304,10 +301,7 @@ func TestHere(t *testing.T) {
 func TestHereAfterRestart(t *testing.T) {
 	st := jobstest.NewSite()
 	r := newRig(t, st, "n1")
-	dir := filepath.Join(r.Dir, "n1")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	dir := r.spool()
 	step := filepath.Join(dir, "n1_7.4294967292")
 	if err := os.WriteFile(step, nil, 0o600); err != nil {
 		t.Fatal(err)

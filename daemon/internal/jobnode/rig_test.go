@@ -1,6 +1,8 @@
 package jobnode
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -52,4 +54,14 @@ func (r *rig) prolog(run rpc.JobRun, want rpc.JobOutcome) rpc.JobAnswer {
 		r.t.Fatalf("prolog: %+v, %v; want %s", a, err, want)
 	}
 	return a
+}
+
+// spool makes slurmd's spool directory, in which each step has a file.
+func (r *rig) spool() string {
+	r.t.Helper()
+	dir := filepath.Join(r.Dir, r.Host.Node)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		r.t.Fatal(err)
+	}
+	return dir
 }

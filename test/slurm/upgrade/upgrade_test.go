@@ -191,7 +191,7 @@ func TestRolling(t *testing.T) {
 	r := &rig{Lab: l, ctx: ctx, build: build}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("%s", l.Logs(100000))
+			t.Logf("%s", l.Logs(12))
 		}
 		if err := l.Down(); err != nil {
 			t.Error(err)
